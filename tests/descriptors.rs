@@ -22,12 +22,14 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     // The next context is refused with the code that is not about memory.
     let next = rknn.stand_in().unwrap().calls("rknn_matmul_create") + 1;
     let faults = sim::parse_faults(&format!("rknn_matmul_create:{next}=-1")).unwrap();
-    let refusing = sim::Options {
-        faults,
-        ..options.clone()
-    };
-    let (refusing, _rknn) = device_with(refusing, &caps::RK3588).unwrap();
-    let refused = packed(&refusing, &w, 0);
+    let refusing = [0, 3].map(|spare| {
+        let options = sim::Options {
+            faults: faults.clone(),
+            ..options.clone()
+        };
+        let (device, _) = device_with(options, &caps::RK3588).unwrap();
+        (packed(&device, &w, 0), device, spare)
+    });
     let buffer = packed(&device, &w, 0);
     let multiply = |m: usize| {
         mul_mat(
@@ -56,17 +58,15 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     // Opens files until no descriptor is left.
     let take_all = || std::iter::from_fn(|| File::open("/dev/null").ok()).collect::<Vec<_>>();
 
-    // A context gets the descriptors of those that calls keep.
-    let taken = take_all();
-    let product = mul_mat(
-        &refusing,
-        &w,
-        Some((&refused, 0)),
-        &act[..64],
-        [64, 1, 1, 1],
-    );
-    assert_eq!(product.unwrap(), before);
-    drop((taken, refused, refusing));
+    // A context gets the descriptors of those that calls keep, also if a few are left, which are too few for it.
+    Resource::NOFILE.set(limit + 3, hard).unwrap();
+    for (home, device, spare) in refusing {
+        let mut taken = take_all();
+        taken.truncate(taken.len() - spare);
+        let product = mul_mat(&device, &w, Some((&home, 0)), &act[..64], [64, 1, 1, 1]);
+        assert_eq!(product.unwrap(), before, "{spare} left");
+    }
+    Resource::NOFILE.set(limit, hard).unwrap();
 
     // Weights that are loaded do, too.
     let taken = take_all();

@@ -131,6 +131,35 @@ fn a_lack_of_memory_is_tried_again_and_fails_the_call_if_it_stays() {
 }
 
 /// Makes a device that has no memory for the `nth` allocation after its self-test; with "+" behind it, for all from then on.
+/// The shortage alone would be tried again, and the device that failed to compute used on.
+#[test]
+fn an_error_of_one_core_is_not_forgotten_for_the_shortage_of_another() {
+    let mut numbers = Numbers::new(22);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 3 * 4096, 1, 1]);
+    let act = numbers.floats(64);
+    let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let buffer = packed(&device, &w, 0);
+    let calls = |call| rknn.stand_in().unwrap().calls(call);
+    let [contexts, runs] = ["rknn_matmul_create", "rknn_matmul_run"].map(calls);
+    mul_mat(&device, &w, Some((&buffer, 0)), &act, [64, 1, 1, 1]).unwrap();
+    assert_eq!(calls("rknn_matmul_run"), runs + 3, "one for each core");
+    drop((buffer, device));
+    // One core gets no context, one of the others fails to run.
+    for nth in 1..=3 {
+        let faults = format!(
+            "rknn_matmul_create:{}=-4,rknn_matmul_run:{}=-1",
+            contexts + nth,
+            runs + 1
+        );
+        let (device, _rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
+        let buffer = packed(&device, &w, 0);
+        let product = || mul_mat(&device, &w, Some((&buffer, 0)), &act, [64, 1, 1, 1]);
+        let text = product().unwrap_err().to_string();
+        assert!(text.contains("rknn_matmul_run"), "{nth}: {text}");
+        assert!(matches!(product().unwrap_err(), Error::DeviceLost { .. }));
+    }
+}
+
 fn device_without_memory_at(nth: u64, plus: &str) -> (Arc<RkDevice>, Arc<Rknn>) {
     let call = "rknn_create_mem";
     let (_device, rknn) = device_with(options(""), &caps::RK3588).unwrap();

@@ -289,9 +289,16 @@ impl RkNpu {
                     *result = core.run_chunks(&call, chunks.clone(), dst);
                 }
             });
-        (shares.into_iter().flatten()).try_fold(Duration::ZERO, |longest, (core, .., result)| {
-            result.map(|()| longest.max(core.ran))
-        })
+        let (mut longest, mut lack) = (Duration::ZERO, None);
+        for (core, .., result) in shares.into_iter().flatten() {
+            match result {
+                Ok(()) => longest = longest.max(core.ran),
+                // A worse error of another core must not be forgotten when the call is tried again.
+                Err(error) if error.is_shortage() => lack = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        lack.map_or(Ok(longest), Err)
     }
 }
 

@@ -149,7 +149,8 @@ impl Context {
         let call = "rknn_matmul_create";
         check(call, code, || describe(&info)).map_err(|error| {
             // The library may have any code for this: it is told by what the process has left.
-            process::file_limit_reached().map_or(error, |limit| Error::OutOfDescriptors {
+            let reached = process::file_limit_reached(process::DESCRIPTORS_PER_CONTEXT);
+            reached.map_or(error, |limit| Error::OutOfDescriptors {
                 call,
                 what: format!("context for {}", describe(&info)),
                 limit,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
 use ggml_rust_npu::config::Repack;
-use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, sources};
+use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::hexagon::device::Serving;
 use ggml_rust_npu::hexagon::{HexBuffer, HexStream, Options};
 use ggml_rust_npu::reference;
@@ -283,11 +283,16 @@ fn experts_beyond_f16_are_refused_by_name() {
         w.bytes[at..][..4 - elem_bytes].fill(0);
         let home = buffer_with(&device, &w, Place::Packed);
         let stream = HexStream::new(Arc::clone(&device));
-        for m in [1, 4] {
+        // ggml's RPC server does not know which tensors are weights.
+        for (m, role) in [(1, Role::Weights), (4, Role::Weights), (4, Role::State)] {
             let act = Numbers::new(6).floats(64 * m);
             let ids: Vec<i32> = [0, 1].repeat(m);
             let work = Work::new(&device, &act, [64, 1, m, 1], [32, 2, m, 1], &ids).unwrap();
-            let node = work.node(Op::MulMatId, w.tensor(0, Place::Packed), &home);
+            let experts = Tensor {
+                role,
+                ..w.tensor(0, Place::Packed)
+            };
+            let node = work.node(Op::MulMatId, experts, &home);
             let failed = stream.submit(0, &mut [node]).unwrap_err();
             let text = failed.error.to_string();
             let want =

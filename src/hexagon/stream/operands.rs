@@ -80,9 +80,9 @@ impl Graphs {
         // Earlier commands may compute the weights: a graph writes a cache, then multiplies with it.
         self.run_pending()?;
         let rows = gather(src0, home, pack::row_bytes(layout, src0.dtype));
-        // Computed values are data, as on the CPU. A weight comes here only for experts: other products take such a
-        // weight in FP32.
-        if src0.role == Role::Weights
+        // Computed values are data, as on the CPU. What was written from outside comes here only for experts, as other
+        // products take it in FP32; behind ggml's RPC server no tensor is known as a weight.
+        if src0.role != Role::Result
             && let Some(value) = pack::beyond_f16(layout, src0.dtype, &rows)
         {
             return Err(refused(&format!(

@@ -210,12 +210,10 @@ impl Submission {
                 let named = self.index(&numbers.memory);
                 self.stores_rows((index, Layout::of(cache)), (named, layout));
             }
-            // A context that is shifted turns all keys; the states of the DSP's recurrences are copied as F32.
-            (Op::SetRows | Op::Rope, ..) => self.named[index].results.insert(cache.span()),
-            (Op::Cpy, ..) if cache.dtype != DType::F32 => {
-                self.named[index].results.insert(cache.span());
-            }
-            _ => {}
+            // The states of the DSP's recurrences are copied as F32, and the CPU does not read them.
+            (Op::Cpy, ..) if cache.dtype == DType::F32 => {}
+            // A context that is shifted turns all keys, a sequence that begins clears its state.
+            _ => self.named[index].results.insert(cache.span()),
         }
     }
 

@@ -4,11 +4,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use crate::error::Result;
-
-/// File descriptors that a context of the library takes.
-// SOURCE: librknnrt's own buffers and DRM handles, 3 to 4 for each context (estimate; not counted
-// on a board).
-const DESCRIPTORS_PER_CONTEXT: u64 = 4;
+use crate::rockchip::driver::process::DESCRIPTORS_PER_CONTEXT;
 
 /// Returns the contexts that a core may keep: as many as half of the process's file descriptors
 /// allow.

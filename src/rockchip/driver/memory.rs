@@ -34,7 +34,7 @@ impl TensorMemory {
         bytes: usize,
     ) -> Result<Self> {
         if raw.is_null() {
-            return Err(match process::file_limit_reached() {
+            return Err(match process::file_limit_reached(1) {
                 Some(limit) => Error::OutOfDescriptors {
                     call,
                     what: format!("memory for {bytes} bytes"),

@@ -1,6 +1,7 @@
 //! The file descriptors that a process with a real NPU needs from the system.
 
 use std::fs::File;
+use std::io;
 
 use crate::rockchip::caps;
 
@@ -23,12 +24,19 @@ pub fn file_limit() -> u64 {
     rlimit::getrlimit(rlimit::Resource::NOFILE).map_or(1024, |(soft, _)| soft)
 }
 
-/// Returns the limit of open files of the process.
+/// Most file descriptors that a context of the library takes.
+// SOURCE: librknnrt's own buffers and DRM handles, 3 to 4 for each context (estimate; not counted
+// on a board).
+pub const DESCRIPTORS_PER_CONTEXT: u64 = 4;
+
+/// Returns the limit of open files of the process if it may not open `needed` more.
 #[must_use]
-pub fn file_limit_reached() -> Option<u64> {
+pub fn file_limit_reached(needed: u64) -> Option<u64> {
     // SOURCE: open(2): EMFILE is the process's limit; no other question counts every descriptor.
     const EMFILE: i32 = 24;
-    let error = File::open("/dev/null").err()?;
+    // All at once: a call that failed has closed those that it got.
+    let files: io::Result<Vec<File>> = (0..needed).map(|_| File::open("/dev/null")).collect();
+    let error = files.err()?;
     let (limit, _) = rlimit::getrlimit(rlimit::Resource::NOFILE).ok()?;
     (error.raw_os_error() == Some(EMFILE)).then_some(limit)
 }

@@ -116,7 +116,8 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
         (Op::Cpy, f16, known, &shared, (true, false)),
         // The states of a recurrence.
         (Op::Cpy, cache, known, &shared, (false, false)),
-        (Op::Mul, cache, known, &shared, (false, false)),
+        // A sequence that begins clears its state.
+        (Op::Scale, cache, known, &shared, (true, false)),
     ] {
         let what = format!("{op:?} of {:?} {:?}", dst.role, dst.dtype);
         assert_eq!(shown(op, dst, numbers, home), want, "{what}");
