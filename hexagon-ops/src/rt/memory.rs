@@ -101,11 +101,21 @@ impl Span {
     pub fn buffer(self) -> usize {
         self.buffer
     }
+}
 
-    /// Returns `true` if two spans have bytes in common.
+/// Addresses of the bytes of an operand, so that the server can remember them between commands. The same memory may have two
+/// numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    start: usize,
+    end: usize,
+}
+
+impl Addresses {
+    /// Returns `true` if two operands have bytes in common.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
-        self.buffer == other.buffer && self.start < other.end && other.start < self.end
+        overlap(&(self.start..self.end), &(other.start..other.end))
     }
 }
 
@@ -326,6 +336,16 @@ impl<'a> Bound<'a> {
     #[must_use]
     pub fn span(&self) -> Span {
         self.span
+    }
+
+    /// Returns the addresses of the bytes for load and store instructions.
+    #[must_use]
+    pub fn addresses(&self) -> Addresses {
+        let base = self.mapped.cached.addr();
+        Addresses {
+            start: base + self.span.start,
+            end: base + self.span.end,
+        }
     }
 
     /// Returns the address of the first byte.

@@ -12,7 +12,7 @@ use super::detail::{
 use super::region::{BoundRows, Strided};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, WeightType};
 use crate::ops::matmul::{Combine, Dots, Epilogue, Machine, MatMul, Prepared, RowStarts};
-use crate::rt::memory::{Bound, CheckedOperands, LentBuffers, Operands, Span, Table};
+use crate::rt::memory::{Addresses, Bound, CheckedOperands, LentBuffers, Operands, Table};
 use crate::wire::{self, Plain};
 
 /// Maximum number of elements along K. With more, a row of tiles fits in no VTCM, and sizes could
@@ -25,7 +25,7 @@ const MAX_ROWS: usize = 1 << 16;
 /// and so do gate and up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResidentActs {
-    span: Span,
+    addresses: Addresses,
     rows: Strided,
     form: Prepared,
 }
@@ -59,14 +59,14 @@ impl Resident {
 }
 
 impl ResidentActs {
-    /// Returns `true` if a command that writes to `span` changes the activations.
-    pub(super) fn is_changed_by(&self, span: Span) -> bool {
-        self.span.overlaps(span)
+    /// Returns `true` if a command that writes to `written` changes the activations.
+    pub(super) fn is_changed_by(&self, written: Addresses) -> bool {
+        self.addresses.overlaps(written)
     }
 
     /// Returns `true` if `act` are the activations.
     fn is(&self, act: &BoundRows<'_>) -> bool {
-        self.span == act.bound.span() && self.rows == act.rows
+        self.addresses == act.bound.addresses() && self.rows == act.rows
     }
 }
 
@@ -278,7 +278,7 @@ impl CheckedProduct {
         Ok(match done? {
             None => Resident::None,
             Some(form) => Resident::Acts(ResidentActs {
-                span: act.bound.span(),
+                addresses: act.bound.addresses(),
                 rows: act.rows,
                 form,
             }),

@@ -14,7 +14,7 @@ use crate::ops::tensor::{Shape, Source, Type, View, ViewMut};
 use crate::ops::{Op, run};
 use crate::rt::Engine;
 use crate::rt::cache::Access;
-use crate::rt::memory::{Bound, CheckedOperands, Operands, Span};
+use crate::rt::memory::{Addresses, Bound, CheckedOperands, Operands};
 use crate::wire::SOURCES;
 
 /// A command whose fields are right, and what they say.
@@ -200,13 +200,13 @@ impl CheckedOp {
         })
     }
 
-    /// Executes the command on its operands; returns the bytes that it wrote.
+    /// Executes the command on its operands; returns the addresses that it wrote to.
     pub(super) fn run(
         &self,
         mut operands: Operands<'_, SOURCES>,
         (platform, ranges): (&mut impl Platform, &mut CachedRanges),
         engine: &Engine,
-    ) -> Result<Span, Failure> {
+    ) -> Result<Addresses, Failure> {
         let mut cache = Cache {
             mappings: operands.mappings(),
             platform,
@@ -267,6 +267,6 @@ impl CheckedOp {
             _ => self.dst.written(&to, cache),
         }
         done.map_err(Failure::from)?;
-        Ok(to.span())
+        Ok(to.addresses())
     }
 }

@@ -13,7 +13,7 @@ use crate::ops::run_wide;
 use crate::ops::tensor::{Source, View, ViewMut};
 use crate::rt::Engine;
 use crate::rt::cache::Access;
-use crate::rt::memory::{Span, Table};
+use crate::rt::memory::{Addresses, Table};
 use crate::wire::{WIDE_SOURCES, WideOp};
 
 /// Checks that [`crate::wire::OP_WIDE`] accepts these types, dimensions, strides and parameters.
@@ -38,13 +38,13 @@ pub fn accepts_wide(body: &WideOp) -> Result<(), Failure> {
     }
 }
 
-/// Executes [`crate::wire::OP_WIDE`]; returns the bytes that it wrote.
+/// Executes [`crate::wire::OP_WIDE`]; returns the addresses that it wrote to.
 pub(super) fn wide_op(
     body: &WideOp,
     memory: &mut Table,
     (platform, ranges): (&mut impl Platform, &mut CachedRanges),
     machine: Machine<'_>,
-) -> Result<Option<Span>, Failure> {
+) -> Result<Option<Addresses>, Failure> {
     if body.reserved != 0 {
         return Err(Failure::bad(RESERVED));
     }
@@ -87,5 +87,5 @@ pub(super) fn wide_op(
     let done = run_wide(machine.engine, machine.vtcm, &op, view, &sources);
     dst.written(of_dst, &mut cache);
     done?;
-    Ok(Some(dst.bound.span()))
+    Ok(Some(dst.bound.addresses()))
 }

@@ -14,7 +14,7 @@ use crate::hmx::Hmx;
 use crate::layout::Tile;
 use crate::ops::matmul::Machine;
 use crate::rt::Engine;
-use crate::rt::memory::Span;
+use crate::rt::memory::Addresses;
 use crate::wire::{
     Attention, Body, Command, Completion, FENCE, Map, MatMul, MatMulId, Nop, OP_ATTENTION, OP_LIST,
     OP_MAP, OP_MUL_MAT, OP_MUL_MAT_ID, OP_NOP, OP_TENSOR, OP_UNMAP, OP_WIDE, STATUS_OK, TensorOp,
@@ -331,9 +331,12 @@ pub(super) fn body<B: Body>(command: &Command) -> Result<&B, Failure> {
 }
 
 /// Forgets packed activations that a command has written, or that one that failed may have.
-pub(super) fn forget_changed(resident: &mut Resident, written: &Result<Option<Span>, Failure>) {
+pub(super) fn forget_changed(
+    resident: &mut Resident,
+    written: &Result<Option<Addresses>, Failure>,
+) {
     let changed = |acts: &ResidentActs| match written {
-        Ok(span) => span.is_some_and(|span| acts.is_changed_by(span)),
+        Ok(written) => written.is_some_and(|written| acts.is_changed_by(written)),
         Err(_) => true,
     };
     resident.forget_if(changed);

@@ -4,6 +4,7 @@
 
 use std::cell::{RefCell, RefMut};
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -83,13 +84,30 @@ pub struct CacheOperation {
     pub access: Access,
 }
 
+/// Work of the host while the loop waits. It is called at each poll.
+pub struct Meanwhile(Box<dyn FnMut()>);
+
+impl Meanwhile {
+    pub fn new(run: impl FnMut() + 'static) -> Self {
+        Self(Box::new(run))
+    }
+}
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Meanwhile")
+    }
+}
+
 /// The system around the loop.
 #[derive(Debug, Default)]
 pub struct Around {
     pub files: HashMap<i32, Memory>,
     /// Live mappings.
     pub mapped: usize,
-    now: u64,
+    /// The clock, microseconds.
+    pub now: u64,
+    pub meanwhile: Option<Meanwhile>,
     /// Bytes that were invalidated, and bytes that were cleaned.
     pub cache_bytes: [usize; 2],
     /// The operations on them, in order.
@@ -161,7 +179,11 @@ impl Platform for System {
     }
 
     fn relax(&mut self, _polls: u32) -> Result<(), i32> {
-        self.0.borrow_mut().now += 1000;
+        let mut around = self.0.borrow_mut();
+        around.now += 1000;
+        if let Some(Meanwhile(run)) = &mut around.meanwhile {
+            run();
+        }
         Ok(())
     }
 

@@ -28,6 +28,7 @@ mod pool;
 mod random;
 mod recurrence;
 mod refusal;
+mod resident;
 mod resize;
 mod ring;
 mod rows;
