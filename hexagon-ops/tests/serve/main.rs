@@ -24,6 +24,7 @@ mod outer;
 mod part;
 mod place;
 mod plain_matmul;
+mod planes;
 mod pool;
 mod random;
 mod recurrence;
