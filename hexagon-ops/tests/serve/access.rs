@@ -595,3 +595,50 @@ fn a_product_is_for_the_lines_of_its_rows_and_no_others() {
     ];
     assert_eq!(have, want);
 }
+
+/// States that are older than the first token stay as they are. They are cleaned with the rest, so they must not be old
+/// bytes of the cache.
+#[test]
+fn states_that_stay_are_read_with_those_that_are_written() {
+    let result = |bench: &mut Bench, op: &WideOp| -> Vec<Operation> {
+        let operations = bench.run(&[Command::new(0, op)]);
+        let of_result = operations.into_iter().filter(|it| it.1 == 2);
+        of_result.collect()
+    };
+    let mut bench = Bench::new(3);
+    // 4 heads of 32, and of each kept token a state of 32 × 32 for each head.
+    for (kept, reads) in [(1, None), (2, Some((false, 2, 0..33792, Scalar)))] {
+        let head = |buffer| tensor(buffer, F, [32, 4, 2, 1]);
+        let number = tensor(0, F, [1, 4, 2, 1]);
+        let state = tensor(1, F, [32, 32, 4, 1]);
+        let sources = [head(0), head(0), head(0), number, number, state];
+        let mut op = WideOp {
+            kernel: KERNEL_GATED_DELTA_NET,
+            dst: NarrowTensor::new(&tensor(2, F, [128, 2 + 32 * kept, 1, 1])).unwrap(),
+            ..bytemuck::Zeroable::zeroed()
+        };
+        op.params[0] = kept;
+        for (to, source) in op.src.iter_mut().zip(&sources) {
+            *to = NarrowTensor::new(source).unwrap();
+        }
+        let have = result(&mut bench, &op);
+        let clean = (true, 2, 0..if kept == 1 { 17408 } else { 33792 }, Vector);
+        let want: Vec<_> = reads.into_iter().chain([clean]).collect();
+        assert_eq!(have, want, "a delta rule, {kept} states");
+    }
+    // 4 heads of 8 rows and 5 columns, 6 tokens, 2 sequences.
+    for kept in [1, 2] {
+        let elems = 4 * 8 * 6 + 4 * 8 * 5 * 2 * kept;
+        let mut op = crate::seed::wide(KERNEL_SSM_SCAN, F);
+        op.src[3] = NarrowTensor::new(&tensor(1, F, [1, 4, 1, 1])).unwrap();
+        op.dst = NarrowTensor::new(&tensor(2, F, [elems, 1, 1, 1])).unwrap();
+        op.params[0] = kept;
+        let have = result(&mut bench, &op);
+        let lines = 0..4 * elems as usize;
+        assert_eq!(
+            have.contains(&(false, 2, lines, Scalar)),
+            kept == 2,
+            "{have:?}"
+        );
+    }
+}

@@ -87,3 +87,33 @@ fn keys_and_values_that_the_dma_engine_reads_need_no_invalidation() {
         assert!(cache > BYTES);
     }
 }
+
+/// Its mapping is gone when the fence is answered, and another buffer may be mapped at the same address.
+#[test]
+fn results_in_a_buffer_that_is_unmapped_are_cleaned_before() {
+    let mut host = Host::new();
+    let (fd, memory) = host.file(8 * BYTES);
+    memory.put(0, &[2.0_f32; 512]);
+    let map = Map {
+        buffer: 0,
+        fd,
+        bytes: 8 * BYTES as u64,
+    };
+    let unmap = Unmap {
+        buffer: 0,
+        reserved: 0,
+    };
+    let commands = [
+        Command::new(0, &map),
+        multiply(2, 0, 1),
+        Command::new(0, &unmap),
+        Command::new(0, &map),
+        multiply(3, 0, 1),
+    ];
+    assert_eq!(host.run(&commands).status, STATUS_OK);
+    assert_eq!(host.around().cache_bytes, [4 * BYTES, 2 * BYTES]);
+    let around = host.around();
+    let cleans = around.cache_operations.iter().map(|it| it.is_clean);
+    let want = [false, false, true, false, false, true];
+    assert_eq!(cleans.collect::<Vec<_>>(), want);
+}
