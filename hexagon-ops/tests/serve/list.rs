@@ -186,3 +186,22 @@ fn a_list_outside_its_buffer_is_refused() {
         assert_eq!(lists.x(), [1.0, 2.0, 3.0, 4.0], "{list:?}");
     }
 }
+
+/// The host waits longer for a DSP that changes the word.
+#[test]
+fn a_list_shows_the_host_that_it_makes_progress() {
+    let mut lists = Lists::new();
+    let commands = [scale(lists.x, 2.0); 3];
+    for (passed_us, want) in [
+        (30_000, 1),
+        (5_000, 1),
+        (16_000, 2),
+        (10_000, 2),
+        (60_000, 3),
+    ] {
+        lists.host.around().now += passed_us;
+        let list = lists.list(3, 0);
+        assert_eq!(lists.run(&commands, list).status, wire::STATUS_OK);
+        assert_eq!(lists.host.shared.load(wire::PROGRESS), want);
+    }
+}

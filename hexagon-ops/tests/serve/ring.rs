@@ -1,14 +1,14 @@
 //! Submissions, idling and corrupt rings.
 
 use hexagon_ops::rt::invoke::Call;
-use hexagon_ops::serve::{self, SEQUENCE};
+use hexagon_ops::serve::{self, COLLECT_US, SEQUENCE};
 use hexagon_ops::wire::{
     COLLECTED, COMPLETED, Command, ERROR_CALL, ERROR_RING, ERROR_VERSION, FENCE, Info, MAGIC,
     METHOD_SERVE, METHOD_START, Nop, PUBLISHED, RingHeader, STATE, STATE_CLOSED, STATE_PARKED,
     STATUS_BAD_COMMAND, STATUS_OK, Serve, Start, TAKEN, Unmap, VERSION, WISH, WISH_CLOSE,
 };
 
-use crate::driver::{Host, RING_FD};
+use crate::driver::{Host, Meanwhile, RING_FD};
 
 fn nop(sequence: u64, flags: u32) -> Command {
     let mut command = Command::new(sequence, &Nop { reserved: 0 });
@@ -295,4 +295,60 @@ fn calls_are_checked() {
     assert_eq!(call(METHOD_SERVE, &input[..4], 0), Err(ERROR_CALL));
     let input = bytemuck::bytes_of(&serve(1)).to_vec();
     assert_eq!(call(METHOD_SERVE, &input, 0), Err(ERROR_CALL));
+}
+
+#[test]
+fn a_completion_waits_for_room_in_the_ring() {
+    let mut host = Host::starting_at(2, 0);
+    for _ in 0..2 {
+        host.submit(&[nop(0, 0)]);
+        host.serve().unwrap();
+    }
+    host.submit(&[nop(0, 0)]);
+    let ring = host.memory.shared();
+    let mut polls = 0;
+    host.around().meanwhile = Some(Meanwhile::new(move || {
+        polls += 1;
+        // Just before the ring counts as corrupt.
+        if polls <= COLLECT_US / 1001 - 2 {
+            assert_eq!(
+                ring.load(COMPLETED),
+                2,
+                "a completion was written over another one"
+            );
+        } else {
+            ring.store(COLLECTED, 1);
+        }
+    }));
+    assert_eq!(host.serve(), Ok(()));
+    assert_eq!(host.shared.load(STATE), STATE_PARKED);
+    for sequence in [2, 3] {
+        assert_eq!(host.collect().unwrap().sequence, sequence);
+    }
+    assert_eq!(host.collect(), None);
+}
+
+#[test]
+fn a_session_can_be_closed_while_a_completion_waits() {
+    let words = [
+        (WISH, WISH_CLOSE, Ok(())),
+        (WISH, 2, Err(ERROR_RING)),
+        (COLLECTED, 3, Err(ERROR_RING)),
+    ];
+    for (word, value, answer) in words {
+        let mut host = Host::starting_at(2, 0);
+        for _ in 0..2 {
+            host.submit(&[nop(0, 0)]);
+            host.serve().unwrap();
+        }
+        host.submit(&[nop(0, 0)]);
+        let ring = host.memory.shared();
+        let run = move || ring.store(word, value);
+        host.around().meanwhile = Some(Meanwhile::new(run));
+        let before = host.around().now;
+        assert_eq!(host.serve(), answer, "{word}: {value}");
+        assert!(host.around().now - before < 3000, "{word}: {value}");
+        assert_eq!(host.shared.load(STATE), STATE_CLOSED);
+        assert_eq!(host.shared.load(COMPLETED), 2);
+    }
 }
