@@ -3,7 +3,7 @@
 use hexagon_ops::layout::{Line, Tile, WeightType};
 use hexagon_ops::serve::{BOUNDS, EXPERT, ROW, UNMAPPED};
 use hexagon_ops::wire::{
-    self, Command, Completion, List, Map, MatMul, MatMulId, Plain, Unmap, Weights,
+    self, Command, Completion, List, Map, MatMul, MatMulId, Plain, TensorOp, Unmap, Weights,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -284,5 +284,76 @@ fn numbers_of_rows_and_experts_are_checked_in_every_run() {
             assert_eq!(status(&refused), want, "{command:?} {wrong}");
         }
         assert_eq!(kept.listed(command, true).0.status, wire::STATUS_OK);
+    }
+}
+
+#[test]
+fn a_command_that_changed_twice_by_the_same_amount_is_another() {
+    let mut kept = Kept::new();
+    let seed = of_kernel(wire::KERNEL_ADD);
+    let body: TensorOp = *bytemuck::from_bytes(&seed.body[..size_of::<TensorOp>()]);
+    let mut changed = Vec::new();
+    for step in [4, 128, 1024] {
+        let mut both_sources = body;
+        both_sources.src[0].offset += step;
+        both_sources.src[1].offset += step;
+        let mut result_too = body;
+        result_too.dst.offset += step;
+        result_too.src[1].offset += step;
+        changed.extend([both_sources, result_too]);
+    }
+    for changed in changed {
+        let changed = Command::new(0, &changed);
+        let (_, want) = kept.direct(changed, false);
+        let (completion, earlier) = kept.listed(seed, false);
+        assert_eq!(completion.status, wire::STATUS_OK);
+        let (completion, have) = kept.listed(changed, false);
+        assert_eq!(completion.status, wire::STATUS_OK);
+        assert!(have == want && have != earlier, "{changed:?}");
+    }
+}
+
+/// Commands at other places of a buffer may be kept at the same place of the table.
+#[test]
+fn commands_far_into_a_buffer_are_kept_too() {
+    const COUNT: usize = 3;
+    let mut kept = Kept::new();
+    let bytes = size_of::<Command>();
+    let (buffer, memory) = kept.host.buffer(2500 * bytes);
+    let x = seed::tensor(0, wire::TYPE_F32, [4, 1, 1, 1]);
+    let scale = |factor: f32| {
+        let mut body = TensorOp {
+            kernel: wire::KERNEL_SCALE,
+            dst: x,
+            src: [
+                x,
+                bytemuck::Zeroable::zeroed(),
+                bytemuck::Zeroable::zeroed(),
+            ],
+            ..bytemuck::Zeroable::zeroed()
+        };
+        body.params[0] = factor.to_bits();
+        Command::new(0, &body)
+    };
+    let lists = [
+        (0, 2.0),
+        (1022, 0.5),
+        (1024, 3.0),
+        (2047, -1.0),
+        (2497, 4.0),
+    ];
+    for (first, factor) in [lists, lists].concat() {
+        memory.put(first * bytes, &[scale(factor); COUNT]);
+        kept.memory[0].put(0, &[1.0_f32, 2.0, -3.0, 4.0]);
+        let list = List {
+            buffer,
+            count: 3,
+            offset: (first * bytes) as u64,
+        };
+        let completion = kept.host.run(&[Command::new(0, &list)]);
+        assert_eq!((completion.status, completion.done), (wire::STATUS_OK, 3));
+        let cube = factor * factor * factor;
+        let want = [1.0, 2.0, -3.0, 4.0].map(|x| x * cube);
+        assert_eq!(kept.memory[0].get::<f32>(0, 4), want, "from {first}");
     }
 }
