@@ -258,3 +258,36 @@ fn wrong_epilogues_are_refused() {
     }
     assert_eq!(memory.get::<f32>(0, 2048), untouched);
 }
+
+/// A product of more rows than one part of it takes: those of the second part have their own rows of the other operand.
+#[test]
+fn rows_of_the_second_part_meet_their_own_rows() {
+    let (k, n, m) = (32, 2, (1 << 16) + 4);
+    let mut numbers = Numbers::default();
+    let mut host = Host::new();
+    let (weights, _) = load_weights(&mut host, WeightType::F16, (n, k), [1, 1], &mut numbers);
+    // Products with zeros are zeros, so that the sums are the other operand.
+    let (act, _) = host.buffer(4 * k);
+    let (dst, dst_memory) = host.buffer(4 * m * n);
+    let (side, side_memory) = host.buffer(4 * m * (n + 1));
+    let values: Vec<f32> = (0..m * (n + 1)).map(|_| numbers.float()).collect();
+    side_memory.put(0, &values);
+    let body = MatMul {
+        weights,
+        act: rows(act, 0, 0),
+        dst: rows(dst, 0, n),
+        m: number(m),
+        planes: [1, 1],
+        dots: 2,
+        epilogue: Epilogue {
+            kernel: wire::KERNEL_ADD,
+            swapped: 0,
+            other: rows(side, 0, n + 1),
+        },
+    };
+    assert_eq!(host.run(&[Command::new(0, &body)]).status, 0);
+    let have: Vec<f32> = dst_memory.get(0, m * n);
+    for (row, (have, want)) in have.chunks(n).zip(values.chunks(n + 1)).enumerate() {
+        assert_eq!(have, &want[..n], "row {row}");
+    }
+}

@@ -372,7 +372,13 @@ fn tokens_meet_the_experts_they_chose() {
 #[test]
 fn more_choices_than_fit_at_once_are_taken_in_turns() {
     let mut numbers = Numbers::default();
-    for (tokens, slots, act_slots) in [(512, 9, 1), (33, 128, 128), (512, 128, 1)] {
+    for (tokens, slots, act_slots) in [
+        (512, 9, 1),
+        (33, 128, 128),
+        (512, 128, 1),
+        (2, 4096, 1),
+        (2, 4096, 4096),
+    ] {
         check_experts(
             &Choice {
                 weight: WeightType::Q8_0,

@@ -299,3 +299,45 @@ fn a_product_that_vtcm_cannot_hold_says_how_much_it_needs() {
     let text = describe(completion.status, completion.detail).to_string();
     assert!(completion.detail > 0 && text.contains("KiB"), "{text}");
 }
+
+/// No buffer is as large as the last sizes that are right, so that they fail at another check.
+#[test]
+fn sizes_of_products_are_right_up_to_their_limits() {
+    let mut host = Host::new();
+    let (product, experts) = good(&mut host);
+    for (k, detail) in [(1 << 20, serve::BOUNDS), ((1 << 20) + 32, serve::SHAPE)] {
+        let weights = wire::Weights {
+            k,
+            ..product.weights
+        };
+        refused(&mut host, &MatMul { weights, ..product }, detail, "k");
+        refused(&mut host, &MatMulId { weights, ..experts }, detail, "k");
+    }
+    for (slots, detail) in [(4096, serve::BOUNDS), (4097, serve::SLOTS)] {
+        let wrong = MatMulId {
+            slots,
+            act_slots: 1,
+            ..experts
+        };
+        refused(&mut host, &wrong, detail, "slots");
+    }
+    // The last byte of each operand is the last one of its buffer, or the one after.
+    let bytes = BYTES as u64;
+    let act_bytes = 4 * 64 + 2 * 256 + 3 * 1024 + 4096;
+    let dst_bytes = 4 * 32 + 2 * 128 + 3 * 512 + 2048;
+    let mut last = product;
+    last.act.offset = bytes - act_bytes;
+    last.dst.offset = bytes - dst_bytes;
+    assert_eq!(host.run(&[Command::new(0, &last)]).status, STATUS_OK);
+    let mut wrong = last;
+    wrong.act.offset += 4;
+    refused(&mut host, &wrong, serve::BOUNDS, "end of the activations");
+    let mut wrong = last;
+    wrong.dst.offset += 4;
+    refused(&mut host, &wrong, serve::BOUNDS, "end of the results");
+    let mut last = experts;
+    last.ids.offset = bytes - (4 * 4 + 2 * 16);
+    assert_eq!(host.run(&[Command::new(0, &last)]).status, STATUS_OK);
+    last.ids.offset += 4;
+    refused(&mut host, &last, serve::BOUNDS, "end of the choices");
+}
