@@ -81,11 +81,16 @@ fn times(record: &[StepRecord], [bytes, packets, more]: [f64; 3]) -> Times {
 type Format = (WeightType, &'static str, u32);
 const Q4_0: Format = (WeightType::Q4_0, "q4_0", 8);
 
-/// Returns the times of a product.
-fn product((weight, name, bits): Format, [m, k, n]: [usize; 3]) -> Times {
+/// Returns the steps of a product on some threads and tiles of VTCM.
+fn steps_of(
+    (weight, _, bits): Format,
+    [m, k, n]: [usize; 3],
+    threads: usize,
+    vtcm_tiles: usize,
+) -> Vec<StepRecord> {
     let layout = MatrixLayout::new(weight, n, k).unwrap();
-    let engine = Engine::recording(THREADS);
-    let mut vtcm = vec![Tile::ZERO; VTCM_TILES];
+    let engine = Engine::recording(threads);
+    let mut vtcm = vec![Tile::ZERO; vtcm_tiles];
     let mut hmx = Hmx::new(&vtcm);
     let job = MatMul {
         layout,
@@ -108,7 +113,14 @@ fn product((weight, name, bits): Format, [m, k, n]: [usize; 3]) -> Times {
         hmx: &mut hmx,
     };
     job.run(machine).unwrap();
-    let record = engine.take_record();
+    engine.take_record()
+}
+
+/// Returns the times of a product.
+fn product(format: Format, [m, k, n]: [usize; 3]) -> Times {
+    let (weight, name, bits) = format;
+    let layout = MatrixLayout::new(weight, n, k).unwrap();
+    let record = steps_of(format, [m, k, n], THREADS, VTCM_TILES);
     let sum = |of: fn(&StepRecord) -> usize| record.iter().map(of).sum::<usize>();
     let tiles = k / 32 * (n / 32);
     let products = if m <= 2 { 0 } else { m.div_ceil(32) };
@@ -255,4 +267,116 @@ fn attention_of_a_token_takes_at_most_twice_the_model() {
     let packets = counted("whole_attention_f16_h64_32on8_r1") * 512.0 * 32.0;
     let times = times(&attend(1), [CACHE_BYTES, packets, 0.0]);
     check("attention of a layer, 1 row", &times, 2.0);
+}
+
+/// Strips that a step of a dot product copies, and tasks that multiply those of the step before.
+type DotStep = (usize, usize);
+/// A product, its threads and tiles of VTCM, the tasks that quantize its rows, and its steps.
+type DotCase = (Format, [usize; 3], usize, usize, usize, &'static [DotStep]);
+
+/// A step has the strips of 256 KiB, at least two for each thread and at least 8, if they fit in VTCM twice.
+#[test]
+fn a_step_of_dot_products_gives_each_thread_whole_pairs() {
+    let q8_0 = (WeightType::Q8_0, "q8_0", 8);
+    let two_digits = (WeightType::Q4_0, "q4_0", 16);
+    let all = VTCM_TILES;
+    // A strip of 2048 Q4_0 has 18 tiles of VTCM, and its activations have 2.
+    let cases: [DotCase; 14] = [
+        // 8 strips rather than the 7 that have the bytes.
+        (
+            Q4_0,
+            [1, 2048, 768],
+            4,
+            all,
+            1,
+            &[(8, 1), (8, 4), (8, 4), (0, 4)],
+        ),
+        (
+            Q4_0,
+            [1, 2048, 768],
+            1,
+            all,
+            1,
+            &[(8, 1), (8, 1), (8, 1), (0, 1)],
+        ),
+        (Q4_0, [2, 2048, 512], 4, all, 2, &[(8, 1), (8, 4), (0, 4)]),
+        (q8_0, [1, 8192, 512], 4, all, 1, &[(8, 1), (8, 4), (0, 4)]),
+        // 56 of the bytes; one row of two digits is quantized without a step.
+        (Q4_0, [1, 256, 2048], 4, all, 1, &[(56, 1), (8, 4), (0, 4)]),
+        (
+            two_digits,
+            [1, 1152, 640],
+            4,
+            all,
+            0,
+            &[(8, 1), (8, 4), (4, 4), (0, 2)],
+        ),
+        // 12 strips are two for each of 6 threads.
+        (
+            two_digits,
+            [1, 1152, 640],
+            6,
+            all,
+            0,
+            &[(12, 1), (8, 6), (0, 4)],
+        ),
+        // 20 threads would take 40 strips, but there are 16 tasks.
+        (
+            Q4_0,
+            [1, 2048, 1920],
+            20,
+            all,
+            1,
+            &[(40, 1), (20, 10), (0, 10)],
+        ),
+        // Few strips.
+        (Q4_0, [1, 2048, 96], 4, all, 1, &[(3, 1), (0, 2)]),
+        (Q4_0, [1, 2048, 64], 4, all, 1, &[(2, 1), (0, 1)]),
+        (Q4_0, [1, 2048, 1], 4, all, 1, &[(1, 1), (0, 1)]),
+        // Little VTCM: twice 7 strips, 3, and one.
+        (
+            Q4_0,
+            [1, 2048, 384],
+            4,
+            2 + 14 * 18,
+            1,
+            &[(6, 1), (6, 3), (0, 3)],
+        ),
+        (
+            Q4_0,
+            [1, 2048, 96],
+            4,
+            2 + 6 * 18,
+            1,
+            &[(2, 1), (1, 1), (0, 1)],
+        ),
+        (
+            Q4_0,
+            [1, 2048, 96],
+            4,
+            2 + 2 * 18,
+            1,
+            &[(1, 1), (1, 1), (1, 1), (0, 1)],
+        ),
+    ];
+    for (format, shape, threads, vtcm_tiles, quantized, want) in cases {
+        let panel = MatrixLayout::new(format.0, shape[2], shape[1]).unwrap();
+        let panel_bytes = panel.panel().panel_bytes();
+        let quantization = StepRecord {
+            tasks: quantized,
+            ..StepRecord::default()
+        };
+        let steps = want.iter().map(|(strips, tasks)| StepRecord {
+            copied_bytes: strips * panel_bytes,
+            tasks: *tasks,
+            ..StepRecord::default()
+        });
+        let first = (quantized > 0).then_some(quantization);
+        let want: Vec<StepRecord> = first.into_iter().chain(steps).collect();
+        let have = steps_of(format, shape, threads, vtcm_tiles);
+        assert_eq!(
+            have, want,
+            "{shape:?}, {threads} threads, {vtcm_tiles} tiles"
+        );
+    }
 }
