@@ -2,7 +2,7 @@
 //! between the two may write to the activations or use VTCM.
 
 use bytemuck::Zeroable;
-use hexagon_ops::layout::WeightType;
+use hexagon_ops::layout::{Line, Tile, WeightType};
 use hexagon_ops::wire::*;
 
 use crate::common::Numbers;
@@ -56,14 +56,18 @@ impl Bench {
     }
 
     /// Returns a product of `m` rows at a byte of a buffer, whose results are number `result`.
-    fn product(&self, m: usize, (buffer, offset): (u32, usize), result: usize) -> Command {
+    fn product(&self, m: usize, place: (u32, usize), result: usize) -> Command {
+        Command::new(0, &self.body(m, place, result))
+    }
+
+    fn body(&self, m: usize, (buffer, offset): (u32, usize), result: usize) -> MatMul {
         let rows = |buffer, offset, row: usize| Plain {
             buffer,
             reserved: 0,
             offset,
             strides: [4 * row as u64, 0, 0],
         };
-        let body = MatMul {
+        MatMul {
             weights: self.weights,
             act: rows(buffer, offset as u64, K),
             dst: rows(self.results[result].0, 0, N),
@@ -71,12 +75,14 @@ impl Bench {
             planes: [1, 1],
             dots: 2,
             epilogue: Zeroable::zeroed(),
-        };
-        Command::new(0, &body)
+        }
     }
 
-    /// Writes all operands, and zeros to the results. Buffer 1 of [`seed`] holds numbers of rows and experts.
-    fn fill(&self) {
+    /// Writes all operands, and zeros to the results. Buffer 1 of [`seed`] holds numbers of rows and experts. What earlier
+    /// commands left in VTCM might be right, so it is overwritten.
+    fn fill(&mut self) {
+        let garbage = Tile([Line([0x7d; 128]); 16]);
+        self.host.server.units().vtcm.fill(garbage);
         for (memory, operands) in self.memory.iter().zip(&self.operands) {
             memory.put(0, operands);
         }
@@ -151,7 +157,29 @@ fn products_of_other_activations_of_the_same_shape_are_what_each_is_alone() {
     }
 }
 
-/// `-2 x` in place, x being some elements of buffer 2.
+/// One row is quantized to 8 or to 16 bits or packed into a tile, and two rows are.
+#[test]
+fn activations_in_another_form_are_what_each_is_alone() {
+    for weight in WEIGHTS {
+        let mut bench = Bench::new(weight);
+        for m in [1, 2] {
+            for first in 0..4 {
+                for second in 0..4 {
+                    let product = |dots, result| {
+                        let mut body = bench.body(m, (2, 0), result);
+                        body.dots = dots;
+                        Command::new(0, &body)
+                    };
+                    let commands = [product(first, 0), product(second, 1), product(first, 2)];
+                    let what = format!("{weight:?}, {m} rows, forms {first} and {second}");
+                    bench.check(&what, &commands);
+                }
+            }
+        }
+    }
+}
+
+/// `-2 x` in place, x being some elements of a buffer.
 fn scale(buffer: u32, first: usize, count: usize) -> Command {
     let x = Tensor {
         offset: 4 * first as u64,
@@ -197,13 +225,11 @@ fn activations_that_a_command_changes_are_read_again() {
                 bench.check(&what, &commands);
             }
             // The results of another product, which has other activations, are the activations.
-            let mut other = bench.product(1, (1, APART), 3);
-            let mut body: MatMul = *bytemuck::from_bytes(&other.body[..size_of::<MatMul>()]);
-            (body.dst.buffer, body.dst.offset) = (2, 4 * K as u64);
-            other.body[..size_of::<MatMul>()].copy_from_slice(bytemuck::bytes_of(&body));
+            let mut other = bench.body(1, (1, APART), 3);
+            (other.dst.buffer, other.dst.offset) = (2, 4 * K as u64);
             let commands = [
                 bench.product(m, place, 0),
-                other,
+                Command::new(0, &other),
                 bench.product(m, place, 1),
             ];
             bench.check(&format!("{weight:?}, {m} rows, a product"), &commands);
