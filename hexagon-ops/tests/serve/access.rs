@@ -585,14 +585,41 @@ fn a_product_is_for_the_lines_of_its_rows_and_no_others() {
         planes: [1, 1],
         ..product
     };
-    let mut have = bench.run(&[Command::new(0, &edges)]);
-    have.retain(|(_, buffer, ..)| *buffer == 0);
-    have.sort_by_key(|(is_clean, _, range, _)| (*is_clean, range.start));
+    let experts = MatMulId {
+        weights: Weights {
+            slices: [1, 1],
+            ..edges.weights
+        },
+        act: rows(1, 0, [256; 3]),
+        dst: edges.dst,
+        ids: rows(1, 4096, [128; 3]),
+        slots: 2,
+        act_slots: 1,
+        tokens: 1,
+        dots: 0,
+    };
     let want = [
         (false, 0, 0..128, Scalar),
         (false, 0, 256..384, Scalar),
         (true, 0, 0..384, Scalar),
     ];
+    for command in [Command::new(0, &edges), Command::new(0, &experts)] {
+        let mut have = bench.run(&[command]);
+        have.retain(|(_, buffer, ..)| *buffer == 0);
+        have.sort_by_key(|(is_clean, _, range, _)| (*is_clean, range.start));
+        assert_eq!(have, want, "{command:?}");
+    }
+
+    // An epilogue in place reads all results.
+    let mut in_place = MatMul {
+        planes: [1, 1],
+        ..product
+    };
+    in_place.epilogue.kernel = KERNEL_ADD;
+    in_place.epilogue.other = in_place.dst;
+    let mut have = bench.run(&[Command::new(0, &in_place)]);
+    have.retain(|(_, buffer, ..)| *buffer == 0);
+    let want = [false, true].map(|is_clean| (is_clean, 0, 0..256, Vector));
     assert_eq!(have, want);
 }
 

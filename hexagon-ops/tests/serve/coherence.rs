@@ -1,6 +1,7 @@
 //! Cache operations of a submission: what the host wrote is invalidated once, what the DSP wrote is cleaned once, and there
 //! are none between commands.
 
+use hexagon_ops::layout::WeightType;
 use hexagon_ops::wire::*;
 
 use crate::driver::Host;
@@ -116,4 +117,56 @@ fn results_in_a_buffer_that_is_unmapped_are_cleaned_before() {
     let cleans = around.cache_operations.iter().map(|it| it.is_clean);
     let want = [false, false, true, false, false, true];
     assert_eq!(cleans.collect::<Vec<_>>(), want);
+}
+
+/// The copy of weights to VTCM bypasses the cache.
+#[test]
+fn weights_that_an_earlier_command_wrote_are_cleaned_before_a_product() {
+    let rows = |place: usize, strides| Plain {
+        buffer: 0,
+        reserved: 0,
+        offset: (place * BYTES) as u64,
+        strides,
+    };
+    let weights = Weights {
+        buffer: 0,
+        layout: WeightType::Q4_0.layout_id().0,
+        offset: 2 * BYTES as u64,
+        k: 32,
+        n: 32,
+        slices: [1, 1],
+    };
+    let product = MatMul {
+        weights,
+        act: rows(4, [128; 3]),
+        dst: rows(5, [128; 3]),
+        m: 1,
+        planes: [1, 1],
+        dots: 2,
+        epilogue: bytemuck::Zeroable::zeroed(),
+    };
+    let experts = MatMulId {
+        weights,
+        act: rows(4, [128; 3]),
+        dst: rows(5, [128; 3]),
+        ids: rows(6, [128; 3]),
+        slots: 1,
+        act_slots: 1,
+        tokens: 1,
+        dots: 2,
+    };
+    for command in [Command::new(0, &product), Command::new(0, &experts)] {
+        let mut host = Host::new();
+        host.buffer(8 * BYTES);
+        host.around().cache_operations.clear();
+        assert_eq!(host.run(&[multiply(2, 0, 1), command]).status, STATUS_OK);
+        let around = host.around();
+        let operations = around.cache_operations.iter();
+        let places = operations.map(|it| (it.is_clean, it.range.start / BYTES));
+        let mut places: Vec<_> = places.collect();
+        // Choices of experts are read after the activations.
+        places.retain(|it| *it != (false, 6));
+        let want = [(false, 0), (false, 1), (true, 2), (false, 4), (true, 5)];
+        assert_eq!(places, want, "{command:?}");
+    }
 }
