@@ -70,7 +70,7 @@ impl Kept {
     }
 }
 
-/// Products with experts, of one and of three rows, of four planes on two slices, with attention after them.
+/// Products with experts, of one and of three rows, of four planes on two slices; attentions; a product with an epilogue.
 fn products() -> Vec<Command> {
     let plain = |buffer, strides| Plain {
         buffer,
@@ -78,26 +78,21 @@ fn products() -> Vec<Command> {
         offset: 0,
         strides,
     };
-    let product = |m, planes, slices, dots| {
-        Command::new(
-            0,
-            &MatMul {
-                weights: Weights {
-                    buffer: 0,
-                    layout: WeightType::Q4_0.layout_id().0,
-                    offset: 0,
-                    k: 64,
-                    n: 32,
-                    slices,
-                },
-                act: plain(1, [256, 768, 1536]),
-                dst: plain(2, [128, 512, 1024]),
-                m,
-                planes,
-                dots,
-                epilogue: bytemuck::Zeroable::zeroed(),
-            },
-        )
+    let product = |m, planes, slices, dots| MatMul {
+        weights: Weights {
+            buffer: 0,
+            layout: WeightType::Q4_0.layout_id().0,
+            offset: 0,
+            k: 64,
+            n: 32,
+            slices,
+        },
+        act: plain(1, [256, 768, 1536]),
+        dst: plain(2, [128, 512, 1024]),
+        m,
+        planes,
+        dots,
+        epilogue: bytemuck::Zeroable::zeroed(),
     };
     let experts = MatMulId {
         weights: Weights {
@@ -116,13 +111,17 @@ fn products() -> Vec<Command> {
         tokens: 3,
         dots: 2,
     };
+    let mut combined = product(3, [1, 1], [1, 1], 2);
+    combined.epilogue.kernel = wire::KERNEL_ADD;
+    combined.epilogue.other = plain(1, [128, 0, 0]);
     vec![
         Command::new(0, &experts),
-        product(1, [1, 1], [1, 1], 2),
-        product(3, [1, 1], [1, 1], 2),
-        product(3, [2, 2], [2, 1], 2),
+        Command::new(0, &product(1, [1, 1], [1, 1], 2)),
+        Command::new(0, &product(3, [1, 1], [1, 1], 2)),
+        Command::new(0, &product(3, [2, 2], [2, 1], 2)),
         Command::new(0, &seed::attention(1)),
         Command::new(0, &seed::attention(9)),
+        Command::new(0, &combined),
     ]
 }
 
@@ -182,7 +181,7 @@ proptest! {
 
     #[test]
     fn a_command_that_changed_is_checked_as_a_new_one(
-        index in 0..wire::OPERATIONS.len() + 6,
+        index in 0..wire::OPERATIONS.len() + 7,
         damage in vec((0_usize..124, prop_oneof![
             any::<u32>(), 0_u32..40, Just(u32::MAX), Just(1 << 31), Just(0x1000), Just(0x4000),
         ]), 1..3),
