@@ -244,6 +244,36 @@ fn a_plan_takes_the_tiles_of_all_its_areas() {
     }
 }
 
+/// Weights pass through VTCM once per chunk of M, so fewer chunks come first, and then longer groups.
+#[test]
+fn a_plan_has_the_fewest_chunks_and_the_longest_groups() {
+    for (weight, n, k) in [
+        (WeightType::Q4_0, 100, 256),
+        (WeightType::Q8_0, 2048, 1024),
+        (WeightType::F16, 1024, 64),
+    ] {
+        let layout = MatrixLayout::new(weight, n, k).unwrap();
+        let most = layout.n_strips().min(8);
+        let tiles = |m_tiles, group| GemmPlan { m_tiles, group }.vtcm_tiles(layout);
+        for m in [1_usize, 32, 33, 1000] {
+            let all = m.div_ceil(32);
+            for vtcm_tiles in tiles(1, 1)..tiles(1, 1) + 1000 {
+                let plan = GemmPlan::new(layout, m, vtcm_tiles).unwrap();
+                let what = format!("{weight:?}, {m} rows in {vtcm_tiles} tiles: {plan:?}");
+                let fits = |m_tiles, group| tiles(m_tiles, group) <= vtcm_tiles;
+                let largest = (1..=all).rev().find(|m_tiles| fits(*m_tiles, 1)).unwrap();
+                // The factors of all rows count, so 32 rows more may fit than the plan finds.
+                let equal = |m_tiles: usize| all.div_ceil(all.div_ceil(m_tiles.max(1)));
+                let right = [equal(largest), equal(largest - 1)];
+                assert!(right.contains(&plan.m_tiles), "{what}");
+                assert!(fits(plan.m_tiles, plan.group), "{what}");
+                let is_longest = plan.group == most || !fits(plan.m_tiles, plan.group + 1);
+                assert!((1..=most).contains(&plan.group) && is_longest, "{what}");
+            }
+        }
+    }
+}
+
 #[test]
 fn one_panel_larger_than_a_step_still_fits() {
     let mut numbers = Numbers::default();
