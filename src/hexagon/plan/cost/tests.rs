@@ -358,6 +358,13 @@ fn products_cost_their_tiles_bytes_and_rows() {
             [3 * bytes, 50_688],
             0,
         ),
+        (
+            "3 matrices of tiles",
+            cost(3, [3, 2], [3, 1], Dots::TwoRows, all),
+            61_482.24,
+            [3 * bytes, 152_064],
+            2592,
+        ),
     ] {
         assert_cost(have, [packets, 0.0], bytes, tile_products, what);
     }
