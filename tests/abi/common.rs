@@ -190,7 +190,9 @@ pub const N: usize = 40;
 pub const M: usize = 3;
 
 pub fn floats(count: usize, seed: u32) -> Vec<f32> {
-    let number = |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 20) as u16;
+    // Odd factors, so that neighbours and seeds differ in the upper bits, which are taken.
+    let start = seed.wrapping_mul(2_246_822_519);
+    let number = |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(start) >> 20) as u16;
     let values = (0..u32::try_from(count).unwrap()).map(|i| f32::from(number(i)) / 2048.0 - 1.0);
     values.collect()
 }
