@@ -213,7 +213,10 @@ mod tests {
         let source = PowerSource::open(folder.to_str().unwrap()).unwrap();
         let work = || {
             thread::sleep(4 * INTERVAL);
-            fs::write(folder.join("power_now"), "4000000")?;
+            // As a whole: what reads it beside this must not find it empty.
+            let next = folder.join("next");
+            fs::write(&next, "4000000")?;
+            fs::rename(next, folder.join("power_now"))?;
             thread::sleep(4 * INTERVAL);
             Ok(7)
         };
