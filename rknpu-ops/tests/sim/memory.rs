@@ -1,7 +1,7 @@
 //! Memory: copies at binding, views, coherence, I/O domains.
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rknpu_ops::ffi::{IoAttr, Layout, MatmulCtx, MatmulType, MemSync, mem_flags};
 use rknpu_ops::layout::Soc;
@@ -219,25 +219,14 @@ fn a_context_runs_once_at_a_time() {
     let npu = Npu::new(Soc::Rk3588);
     let problem = Problem::random(Soc::Rk3588, I8, [64, 1024, 256], 6);
     let (ctx, _, _) = bound(&npu, &problem);
-    let (barrier, refused) = (Barrier::new(2), AtomicBool::new(false));
-    let work = || {
-        barrier.wait();
-        for _ in 0..2000 {
-            match npu.run(ctx) {
-                0 if refused.load(Ordering::Relaxed) => break,
-                0 => {}
-                code => {
-                    assert_eq!(code, -1);
-                    refused.store(true, Ordering::Relaxed);
-                }
-            }
+    let refused = AtomicBool::new(false);
+    until_two_meet(&refused, || match npu.run(ctx) {
+        0 => {}
+        code => {
+            assert_eq!(code, -1);
+            refused.store(true, Ordering::Relaxed);
         }
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(work);
-        scope.spawn(work);
     });
-    assert!(refused.load(Ordering::Relaxed));
     assert_eq!(npu.run(ctx), 0);
 }
 
@@ -245,27 +234,34 @@ fn a_context_runs_once_at_a_time() {
 fn a_thread_is_refused_while_another_one_is_in_the_library() {
     let npu = Npu::new(Soc::Rk3588);
     let problem = Problem::random(Soc::Rk3588, I8, [3, 96, 64], 6);
-    let (barrier, refused) = (Barrier::new(2), AtomicBool::new(false));
-    let work = || {
-        barrier.wait();
-        for _ in 0..20_000 {
-            let Ok((ctx, _)) = npu.create(problem.info) else {
-                refused.store(true, Ordering::Relaxed);
-                break;
-            };
+    let refused = AtomicBool::new(false);
+    until_two_meet(&refused, || match npu.create(problem.info) {
+        Ok((ctx, _)) => {
             while npu.destroy(ctx) != 0 {
                 refused.store(true, Ordering::Relaxed);
             }
-            if refused.load(Ordering::Relaxed) {
-                break;
-            }
+        }
+        Err(_) => refused.store(true, Ordering::Relaxed),
+    });
+}
+
+/// Calls `work` on two threads, again and again, until one of them has set `refused`. A busy machine may run the
+/// threads one after the other for a while: they get a minute.
+fn until_two_meet(refused: &AtomicBool, work: impl Fn() + Sync) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let repeat = || {
+        while !refused.load(Ordering::Relaxed) && Instant::now() < deadline {
+            work();
         }
     };
     std::thread::scope(|scope| {
-        scope.spawn(work);
-        scope.spawn(work);
+        scope.spawn(repeat);
+        scope.spawn(repeat);
     });
-    assert!(refused.load(Ordering::Relaxed));
+    assert!(
+        refused.load(Ordering::Relaxed),
+        "no call met another one within a minute"
+    );
 }
 
 #[test]
