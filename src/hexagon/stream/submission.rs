@@ -25,17 +25,6 @@ use crate::hexagon::device::{Batch, DeviceBuffer, Failed, HexNpu};
 use crate::hexagon::plan::cost::Cost;
 use crate::tensor::DType;
 
-/// Returns `true` if the DSP copies a state of a recurrence that the CPU computes, which reads it in place: the DSP's own
-/// recurrences have results of the graph as states, the CPU's come as inputs.
-///
-/// ggml's scheduler does not ask the device about SSM_SCAN if one of its weights is the CPU's.
-fn is_state_of_cpu(operation: &Operation) -> bool {
-    let (dst, from) = (&operation.dst, &operation.src[0]);
-    let is_input = |from: &Tensor| from.role != Role::Result;
-    let is_copy = operation.op == Op::Cpy && dst.dtype == DType::F32;
-    is_copy && dst.role == Role::State && from.as_ref().is_some_and(is_input)
-}
-
 /// A buffer that the commands name.
 #[derive(Debug)]
 struct NamedBuffer {
@@ -197,12 +186,6 @@ impl Submission {
             return;
         }
         let index = self.index(&home.memory);
-        if is_state_of_cpu(operation) {
-            home.mark_cpu_reader();
-            self.named[index].inputs.insert(cache.span());
-            self.named[index].results.insert(cache.span());
-            return;
-        }
         match (operation.op, &operation.src[1], numbers) {
             // A graph that computes the numbers does not have them before.
             (Op::SetRows, Some(tensor), Some(numbers)) if tensor.role != Role::Result => {
@@ -210,8 +193,17 @@ impl Submission {
                 let named = self.index(&numbers.memory);
                 self.stores_rows((index, Layout::of(cache)), (named, layout));
             }
-            // The states of the DSP's recurrences are copied as F32, and the CPU does not read them.
-            (Op::Cpy, ..) if cache.dtype == DType::F32 => {}
+            // States of recurrences are copied as F32. The DSP's own are results of the graph, and the CPU does not read
+            // them. Others come as inputs from a CPU that computes SSM_SCAN, because one of its weights is the CPU's, and
+            // reads its states in place: all of them, which earlier commands may have copied.
+            (Op::Cpy, ..) if cache.dtype == DType::F32 => {
+                let from = operation.src[0].as_ref();
+                if from.is_some_and(|from| from.role != Role::Result) {
+                    home.mark_cpu_reader();
+                    self.named[index].inputs.insert(cache.span());
+                    self.named[index].results.insert(0..home.memory.bytes());
+                }
+            }
             // A context that is shifted turns all keys, a sequence that begins clears its state.
             _ => self.named[index].results.insert(cache.span()),
         }
