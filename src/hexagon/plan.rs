@@ -72,10 +72,11 @@ pub fn question(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Ref
     if operation.op == Op::MulMat && !packed && !plain {
         return Err("weights are not in packed memory");
     }
-    command(vtcm_bytes, operation, packed).or_else(|reason| {
+    match command(vtcm_bytes, operation, packed) {
         // Operands that cannot be packed may still be a product of plain tensors.
-        command(vtcm_bytes, operation, false).map_err(|_| reason)
-    })
+        Err(reason) if packed => command(vtcm_bytes, operation, false).map_err(|_| reason),
+        planned => planned,
+    }
 }
 
 /// Returns `true` if weights will be packed. Where no memory is known yet, the answer is about the

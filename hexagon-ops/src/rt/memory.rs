@@ -67,8 +67,11 @@ impl Mapped {
     }
 
     /// Returns the addresses that a range of this buffer has in both views.
-    fn addresses(&self, range: &Range<usize>) -> [Range<usize>; 2] {
-        [self.cached.addr(), self.direct.addr()].map(|base| base + range.start..base + range.end)
+    fn addresses(&self, range: &Range<usize>) -> [Addresses; 2] {
+        [self.cached.addr(), self.direct.addr()].map(|base| Addresses {
+            start: base + range.start,
+            end: base + range.end,
+        })
     }
 }
 
@@ -115,7 +118,8 @@ impl Addresses {
     /// Returns `true` if two operands have bytes in common.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
-        overlap(&(self.start..self.end), &(other.start..other.end))
+        let [this, that] = [self, other].map(|it| it.start..it.end);
+        this.start < that.end && that.start < this.end && !this.is_empty() && !that.is_empty()
     }
 }
 
@@ -341,11 +345,8 @@ impl<'a> Bound<'a> {
     /// Returns the addresses of the bytes for load and store instructions.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
-        let base = self.mapped.cached.addr();
-        Addresses {
-            start: base + self.span.start,
-            end: base + self.span.end,
-        }
+        let [cached, _] = self.mapped.addresses(&self.range());
+        cached
     }
 
     /// Returns the address of the first byte.
@@ -363,7 +364,7 @@ impl<'a> Bound<'a> {
     fn overlaps(&self, other: &Self) -> bool {
         let places = self.mapped.addresses(&self.range());
         let others = other.mapped.addresses(&other.range());
-        places.iter().any(|a| others.iter().any(|b| overlap(a, b)))
+        places.iter().any(|a| others.iter().any(|b| a.overlaps(*b)))
     }
 }
 
@@ -371,9 +372,4 @@ impl PartialEq for Bound<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.span == other.span
     }
-}
-
-/// Returns `true` if two ranges have an element in common.
-fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
-    a.start < b.end && b.start < a.end && !a.is_empty() && !b.is_empty()
 }

@@ -352,26 +352,22 @@ fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize, dot
     let (layout, weight) = (weights.matrix, weights.weight());
     let tiles = layout.k_tiles() * layout.n_strips();
     let of_tile = tile(arch, weight, rows, dots);
+    let m_tiles = rows.div_ceil(32);
+    // Weights are read and dequantized once for each part of M that fits into VTCM, and once by dot products.
+    let times = if of_tile.tile_products == 0 {
+        1
+    } else {
+        let at_once = GemmPlan::new(layout, rows, vtcm_bytes / F16_TILE_BYTES)
+            .map_or(m_tiles, |plan| plan.m_tiles);
+        m_tiles.div_ceil(at_once.max(1))
+    };
     // CAST: an estimate; tiles of a matrix are fewer than 2^52.
     #[expect(clippy::cast_precision_loss, reason = "see above")]
-    let packets = |times: usize| of_tile.weight_packets * tiles as f64 * times as f64;
-    let bytes = layout.matrix_bytes() as u64;
-    if of_tile.tile_products == 0 {
-        return Cost {
-            weight_packets: packets(1),
-            weight_bytes: bytes,
-            ..Cost::default()
-        };
-    }
-    let m_tiles = rows.div_ceil(32);
-    // Weights are read and dequantized once for each part of M that fits into VTCM.
-    let at_once = GemmPlan::new(layout, rows, vtcm_bytes / F16_TILE_BYTES)
-        .map_or(m_tiles, |plan| plan.m_tiles);
-    let times = m_tiles.div_ceil(at_once.max(1));
+    let weight_packets = of_tile.weight_packets * (tiles * times) as f64;
     Cost {
-        weight_packets: packets(times),
-        weight_bytes: bytes * times as u64,
-        tile_products: (tiles * m_tiles) as u64,
+        weight_packets,
+        weight_bytes: (layout.matrix_bytes() * times) as u64,
+        tile_products: of_tile.tile_products * (tiles * m_tiles) as u64,
         ..Cost::default()
     }
 }
