@@ -88,6 +88,9 @@ fn cases() -> Vec<Case> {
         gaps(case(1, [2, 2], 2), [0, 0, 8], WHOLE),
         gaps(case(1, [2, 2], 2), WHOLE, [0, 0, 8]),
         gaps(case(1, [3, 2], 3), [0, 0, 8], [0, 0, 8]),
+        // Rows of one plane or of two are dot products, which tell whether the third dimension was joined.
+        case(1, [2, 2], 4),
+        case(2, [1, 2], 4),
         case(2, [2, 2], 8),
         gaps(case(2, [2, 2], 8), [8, 0, 0], [4, 0, 0]),
         gaps(case(2, [3, 1], 2), [0, 8, 0], WHOLE),
