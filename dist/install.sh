@@ -102,15 +102,19 @@ found=$into
 [ -n "$found" ] || found=$(folder_of_backends)
 linked=
 if [ -n "$found" ]; then
-  link=$(readlink "$found/$known_name" || true)
-  # One of an earlier installation elsewhere, which may be gone.
-  case $link in "$lib/$plugin") ;; */ggml-rust-npu/$plugin) [ ! -w "$found" ] || rm -f "$found/$known_name" ;; esac
+  place=$found/$known_name
+  link=$(readlink "$place" || true)
+  case $link in
+    "$lib/$plugin") ;;
+    # With one of an earlier installation elsewhere, a program would load two plugins.
+    */ggml-rust-npu/$plugin) rm -f "$place" 2>/dev/null || fail "$place, a link of an earlier installation, cannot be replaced" ;;
+  esac
   if [ "$link" = "$lib/$plugin" ]; then
     linked=yes
-  elif [ -L "$found/$known_name" ] || [ -e "$found/$known_name" ] || [ -n "$(ls "$found" | grep '^libggml-hexagon-.*\.so$' || true)" ]; then
+  elif [ -L "$place" ] || [ -e "$place" ] || [ -n "$(ls "$found" | grep '^libggml-hexagon-.*\.so$' || true)" ]; then
     echo "$found has ggml's own backend for Hexagon, whose place is left to it"
   elif [ -w "$found" ]; then
-    ln -s "$lib/$plugin" "$found/$known_name"
+    ln -s "$lib/$plugin" "$place"
     linked=yes
   elif [ -n "$into" ]; then
     fail "no permission to write to $into"

@@ -18,13 +18,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tomllib
 from pathlib import Path
 
 import fetch
 import sbom
 from aarch64 import LINKER
-from project import LOGS, ROOT, TARGET, Problem, main_with, need, run, say, tool_env
+from project import LOGS, ROOT, TARGET, Problem, main_with, need, run, say, toml, tool_env
 
 DIST = TARGET / "dist"
 
@@ -50,7 +49,7 @@ COPIED = ["ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "docs/figures", "docs/gu
 
 
 def version():
-    return tomllib.loads((ROOT / "Cargo.toml").read_text(encoding="utf-8"))["workspace"]["package"]["version"]
+    return toml(ROOT / "Cargo.toml")["workspace"]["package"]["version"]
 
 
 def epoch():

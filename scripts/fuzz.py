@@ -16,9 +16,8 @@ import re
 import subprocess
 import threading
 import time
-import tomllib
 
-from project import LOGS, ROOT, TARGET, Problem, main_with, tool_env
+from project import LOGS, ROOT, TARGET, Problem, main_with, toml, tool_env
 
 FUZZ = ROOT / "fuzz"
 BUILD = TARGET / "fuzz"
@@ -49,8 +48,7 @@ def host():
 
 
 def targets():
-    with open(FUZZ / "Cargo.toml", "rb") as file:
-        return [each["name"] for each in tomllib.load(file)["bin"]]
+    return [each["name"] for each in toml(FUZZ / "Cargo.toml")["bin"]]
 
 
 def build(names):

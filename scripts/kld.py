@@ -43,8 +43,8 @@ LIMITS = {"rk": {"Q8_0": 0.005, "Q4_0": 0.006, "F16": EXACT["rk"], **dict.fromke
 FEW_TOKENS_LIMITS = {"rk": LIMITS["rk"],
                      "hexagon": {"Q8_0": 0.004, "Q4_0": 0.004, "F16": EXACT["hexagon"],
                                  **dict.fromkeys(MORE + DOWNLOADED, 0.006)}}
-# With activations of 16 bits, on Hexagon.
-WIDE_LIMIT = 0.00002
+# One or two tokens at a time with activations of 16 bits, on Hexagon.
+WIDE_LIMITS = {"Q8_0": 0.00002, "Q4_0": 0.00002}
 
 
 class Result(NamedTuple):
@@ -58,10 +58,12 @@ class Result(NamedTuple):
 
 def limit_of(kind, chip, ubatch=CHUNK_TOKENS, act=None):
     """The limit of a format on a chip with a GGML_RUST_NPU_HEX_ACT; None if there is none."""
-    if act == "16" and chip.startswith("hexagon"):
-        return WIDE_LIMIT
     family = "hexagon" if chip.startswith("hexagon") else "rk"
-    return (FEW_TOKENS_LIMITS if ubatch <= 2 else LIMITS)[family].get(kind)
+    if ubatch > 2:
+        return LIMITS[family].get(kind)
+    if act == "16" and family == "hexagon" and kind in WIDE_LIMITS:
+        return WIDE_LIMITS[kind]
+    return FEW_TOKENS_LIMITS[family].get(kind)
 
 
 class Row(NamedTuple):

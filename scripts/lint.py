@@ -12,10 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 
 import fetch
-from project import LOGS, ROOT, TARGET, TOOLS, Problem, locked, main_with, may_install, run, say, tool_env
+from project import LOGS, ROOT, TARGET, TOOLS, Problem, locked, main_with, may_install, run, say, toml, tool_env
 
 REQUIREMENTS = ROOT / "scripts" / "requirements-lint.txt"
 
@@ -58,8 +57,7 @@ def c():
 
 def oldest_rust():
     """The version of Rust that Cargo.toml promises to build with."""
-    with open(ROOT / "Cargo.toml", "rb") as file:
-        return tomllib.load(file)["workspace"]["package"]["rust-version"]
+    return toml(ROOT / "Cargo.toml")["workspace"]["package"]["rust-version"]
 
 
 def msrv():

@@ -103,6 +103,13 @@ def binary(name, version=LLAMA_VERSION):
     return llama_build(version) / "bin" / name
 
 
+def toml(path):
+    """Returns the tables of a TOML file."""
+    # Not in a Python that is too old, which is said above.
+    import tomllib
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
 def need(tool, hint):
     """Returns the path of `tool`; raises a Problem that says how to get it."""
     path = shutil.which(tool)

@@ -5,12 +5,11 @@ import json
 import re
 import shutil
 import subprocess
-import tomllib
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 
-from project import ROOT, Problem
+from project import ROOT, Problem, toml
 
 LICENCE_FILES = re.compile(r"(LICEN[CS]E|COPYING|COPYRIGHT|UNLICENSE|NOTICE)", re.I)
 
@@ -50,7 +49,7 @@ def is_macro(package):
 
 def checksums(folder):
     """The sha256 of each package of a lock file, by name and version."""
-    lock = tomllib.loads((folder / "Cargo.lock").read_text(encoding="utf-8"))
+    lock = toml(folder / "Cargo.lock")
     return {(each["name"], each["version"]): each["checksum"] for each in lock["package"] if "checksum" in each}
 
 

@@ -146,7 +146,11 @@ class Server:
         with open(self.log, "w", encoding="utf-8") as out:
             self.process = subprocess.Popen([str(arg) for arg in command], env=device_env(chip, **settings),
                                             stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
-        harness.wait_until_ready(self.port, self.process, self.log)
+        try:
+            harness.wait_until_ready(self.port, self.process, self.log)
+        except BaseException:
+            self.kill()
+            raise
         self.http = harness.Server(self.port, self.process, self.log)
 
     def ask(self, prompt, **options):

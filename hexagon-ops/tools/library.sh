@@ -6,7 +6,7 @@ toolchain=nightly-2026-10-15
 # Ends the script with code 3 if what it builds with is not installed; every other failure is one of the build.
 need_toolchain() {
   local sysroot
-  if ! command -v rustup >/dev/null || ! sysroot=$(rustc "+$toolchain" --print sysroot 2>/dev/null); then
+  if ! command -v rustup >/dev/null || ! sysroot=$(rustup run "$toolchain" rustc --print sysroot 2>/dev/null); then
     echo "$toolchain is not installed: make nightly" >&2
     exit 3
   fi

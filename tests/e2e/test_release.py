@@ -4,7 +4,6 @@ import json
 import os
 import re
 import tempfile
-import tomllib
 from pathlib import Path
 from unittest import mock
 
@@ -14,7 +13,7 @@ import cyclonedx
 import dist
 import fetch
 import sbom
-from project import ROOT
+from project import ROOT, toml
 
 PLUGIN = "libggml-rust_npu.so"
 LINK = "libggml-hexagon.so"
@@ -129,7 +128,7 @@ class Contents(Case):
         self.assertEqual(names & {"cc", "serde_derive", "proptest", "criterion"}, set())
 
     def test_sums_are_those_of_the_lock_file(self):
-        lock = tomllib.loads((ROOT / "Cargo.lock").read_text(encoding="utf-8"))["package"]
+        lock = toml(ROOT / "Cargo.lock")["package"]
         sums = {(each["name"], each["version"]): each.get("checksum") for each in lock}
         hashed = [each for each in self.document["components"] if "hashes" in each]
         self.assertGreater(len(hashed), 40)
@@ -226,6 +225,14 @@ class Install(Case):
                 done = self.install("--into", folder)
                 self.assertEqual((folder / LINK).readlink(), self.installed if is_replaced else target)
                 self.assertEqual("export GGML_BACKEND_PATH" in done.out, not is_replaced)
+
+    def test_a_link_to_an_older_plugin_that_cannot_be_replaced_is_named(self):
+        folder = self.llama()
+        (folder / LINK).symlink_to(self.root / "old" / "lib" / "ggml-rust-npu" / PLUGIN)
+        # Root may remove everything, so a stand-in refuses.
+        done = self.install("--into", folder, code=1, path=self.stand_in("rm", "exit 1"))
+        self.assertEqual(done.log, f"install.sh: {folder / LINK}, a link of an earlier installation, cannot be replaced\n")
+        self.assertNotIn("ggml's own", done.out)
 
     def test_place_of_ggmls_own_backend_is_left_to_it(self):
         for name in (LINK, "libggml-hexagon-v75.so"):
