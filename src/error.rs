@@ -175,10 +175,10 @@ pub enum Error {
         /// Attempted action.
         action: &'static str,
     },
-    /// Device memory or a context could not be had, and the process has no file descriptor left: each
-    /// takes some.
+    /// Device memory or a context could not be had, and too few file descriptors are left: each takes
+    /// some.
     #[error(
-        "{call} gave no {what}: all {limit} file descriptors that the process may have are in use, see ulimit -n"
+        "{call} gave no {what}: too few of the {limit} file descriptors that the process may have are left, see ulimit -n"
     )]
     OutOfDescriptors {
         /// The function that failed.

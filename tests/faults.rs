@@ -130,7 +130,6 @@ fn a_lack_of_memory_is_tried_again_and_fails_the_call_if_it_stays() {
     }
 }
 
-/// Makes a device that has no memory for the `nth` allocation after its self-test; with "+" behind it, for all from then on.
 /// The shortage alone would be tried again, and the device that failed to compute used on.
 #[test]
 fn an_error_of_one_core_is_not_forgotten_for_the_shortage_of_another() {
@@ -160,6 +159,7 @@ fn an_error_of_one_core_is_not_forgotten_for_the_shortage_of_another() {
     }
 }
 
+/// Makes a device that has no memory for the `nth` allocation after its self-test; with "+" behind it, for all from then on.
 fn device_without_memory_at(nth: u64, plus: &str) -> (Arc<RkDevice>, Arc<Rknn>) {
     let call = "rknn_create_mem";
     let (_device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
