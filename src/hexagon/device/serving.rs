@@ -77,8 +77,10 @@ impl Bell {
     }
 
     fn fail(&self, error: Error) {
-        self.lock().error = Some(error);
+        let mut state = self.lock();
+        state.error = Some(error);
         self.failed.store(true, Ordering::Release);
+        drop(state);
         self.rung.notify_all();
     }
 

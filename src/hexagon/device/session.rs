@@ -33,7 +33,7 @@ use crate::hexagon::driver::{Connection, Quiet, RingMemory, Served, SharedMemory
 /// in turns.
 const SLOTS: u32 = 1024;
 /// Longest time in which a serving call whose DSP left the ring may return with the reason.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A submission that failed: which command, if one can be named, and why.
 #[derive(Debug)]
