@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// Seconds to wait for each answer about the server's health.
 const HEALTH_TIMEOUT_S: u64 = 5;
 /// Time in which a process that closed its connections is seen to have ended.
-const END: Duration = Duration::from_millis(500);
+const END: Duration = Duration::from_secs(5);
 
 /// Servers that run, for [`kill_all`].
 static RUNNING: Mutex<Vec<Arc<Mutex<Child>>>> = Mutex::new(Vec::new());

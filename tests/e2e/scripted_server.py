@@ -163,7 +163,7 @@ def main():
         log.write(json.dumps([os.getpid(), *arguments]) + "\n")
     slots, port = (int(arguments[arguments.index(name) + 1]) for name in ("-np", "--port"))
     state = Ending(slots)
-    state.delay = 0.05
+    state.delay = float(os.environ.get("SCRIPTED_DELAY", "0.05"))
     with scripted_server(port=port, state=state):
         threading.Event().wait()
 

@@ -92,7 +92,7 @@ class ScaleLocal(ScaleCase):
         for text, args, words in (
                 ("echo cannot read scripted.gguf >&2\nexit 1\n", (), "ended with exit status: 1: cannot read scripted.gguf"),
                 ("kill -9 $$\n", (), "ended with signal: 9 (SIGKILL): it wrote nothing"),
-                ("echo loading >&2\nexec sleep 60\n", ("--timeout", 1), "was not ready after 1 s: loading")):
+                ("echo loading >&2\nexec sleep 60\n", ("--timeout", 5), "was not ready after 5 s: loading")):
             with self.subTest(words):
                 self.script(text)
                 done = self.run_local(*args)
@@ -115,7 +115,9 @@ class ScaleLocal(ScaleCase):
                 # A shell's background jobs ignore SIGINT, and the tool respects that. The server gets no signal of a
                 # terminal.
                 command = ["env", "--default-signal=INT", *self.local()]
-                process = subprocess.Popen(command, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                # The signal is to come long before the last answer.
+                env = dict(self.env, SCRIPTED_DELAY="0.5")
+                process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 while not self.out.exists() or self.out.read_bytes().count(b"\n") < 3:
                     self.assertIsNone(process.poll())
                     time.sleep(0.005)
