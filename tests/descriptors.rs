@@ -50,7 +50,7 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
         let text = error.to_string();
         assert!(matches!(error, Error::OutOfDescriptors { .. }), "{text}");
         assert!(
-            text.contains(&format!("all {limit} file descriptors")),
+            text.contains(&format!("too few of the {limit} file descriptors")),
             "{text}"
         );
     };

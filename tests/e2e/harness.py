@@ -78,24 +78,29 @@ class Case(unittest.TestCase):
         self.assertEqual(done.code, 0, f"{name} failed: {done.all[-2000:]}")
         return done
 
-    def try_complete(self, prompt, n_predict, env, *args, model=None):
-        """Greedy text from llama-completion, which may fail."""
-        return self.run_tool("llama-completion", "-m", model or self.model(), "-p", prompt, "-n", n_predict, "-c", 512,
-                             "--temp", 0, "--seed", 1, "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off",
-                             *PLAIN_LOG, *args, env=env)
-
-    def complete(self, prompt, n_predict, env, *args, model=None):
-        """Greedy text from llama-completion, which ends its text with an empty line.
+    def with_end(self, run):
+        """What `run` gives, a run of a program that ends its text with an empty line.
 
         llama.cpp's logger can lose the last lines of a program that ends on a busy machine: such a run is made again.
         """
         for _ in range(3):
-            done = self.try_complete(prompt, n_predict, env, *args, model=model)
-            self.assertEqual(done.code, 0, f"llama-completion failed: {done.all[-2000:]}")
-            if done.out.endswith("\n\n"):
+            done = run()
+            if done.code != 0 or done.out.endswith("\n\n"):
                 return done
             print(f"   the end of a text is missing, running again: {done.out[-40:]!r}", flush=True)
         return self.fail(f"the end of the text is missing three times: {done.all[-2000:]}")
+
+    def try_complete(self, prompt, n_predict, env, *args, model=None):
+        """Greedy text from llama-completion, which may fail."""
+        return self.with_end(lambda: self.run_tool(
+            "llama-completion", "-m", model or self.model(), "-p", prompt, "-n", n_predict, "-c", 512, "--temp", 0, "--seed",
+            1, "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off", *PLAIN_LOG, *args, env=env))
+
+    def complete(self, prompt, n_predict, env, *args, model=None):
+        """Greedy text from llama-completion."""
+        done = self.try_complete(prompt, n_predict, env, *args, model=model)
+        self.assertEqual(done.code, 0, f"llama-completion failed: {done.all[-2000:]}")
+        return done
 
     def assert_one_split(self, env, device, *args, model=None):
         """All of a decode graph but the lookup of the embedding is one split, on `device`."""

@@ -41,9 +41,9 @@ class Node(Stock):
     def test_default_threads_on_hexagon_are_as_fast_as_one(self):
         env = self.with_plugin(device_env(HEXAGON))
         with busy_cpus():
-            one, default = self.seconds(env, 1), self.seconds(env)
+            one, default, again = (self.seconds(env, *threads) for threads in ((1,), (), (1,)))
         print(f"   node-llama-cpp on {HEXAGON}: {one:.1f} s with one thread, {default:.1f} s with its default")
-        self.assertLess(default, TIMES * one + SECONDS)
+        self.assertLess(default, TIMES * max(one, again) + SECONDS)
 
 
 class Completion(DebianStock):
@@ -58,6 +58,6 @@ class Completion(DebianStock):
             env = self.with_plugin(device_env(chip))
             self.assertEqual(env["OMP_WAIT_POLICY"], "passive")
             with self.subTest(chip), busy_cpus():
-                one, default = self.seconds(env, "-t", 1), self.seconds(env)
+                one, default, again = (self.seconds(env, *threads) for threads in (("-t", 1), (), ("-t", 1)))
                 print(f"   llama-completion on {chip}: {one:.1f} s with one thread, {default:.1f} s with its default")
-                self.assertLess(default, TIMES * one + SECONDS)
+                self.assertLess(default, TIMES * max(one, again) + SECONDS)

@@ -36,8 +36,14 @@ def names_in(folder):
 
 def side_by_side(function, *args):
     """Two results of a function that is called by two threads at once."""
+    both = threading.Barrier(2)
+
+    def call():
+        both.wait()
+        return function(*args)
+
     with ThreadPoolExecutor(2) as pool:
-        return [done.result() for done in [pool.submit(function, *args) for _ in range(2)]]
+        return [done.result() for done in [pool.submit(call) for _ in range(2)]]
 
 
 class Fetch(unittest.TestCase):

@@ -54,9 +54,9 @@ class Rpc(DebianStock):
         return log.read().decode(errors="replace")[-2000:]
 
     def generate(self, env, *args):
-        return self.run_stock("llama-completion", "-m", self.model(), "-p", PROMPT, "-n", TOKENS, "-c", 512, "--temp", 0,
-                              "--seed", 1, "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off", "-fa", "on",
-                              "-t", 1, *PLAIN_LOG, "-v", *args, env=env)
+        return self.with_end(lambda: self.run_stock(
+            "llama-completion", "-m", self.model(), "-p", PROMPT, "-n", TOKENS, "-c", 512, "--temp", 0, "--seed", 1, "-no-cnv",
+            "--no-display-prompt", "--ignore-eos", "-fit", "off", "-fa", "on", "-t", 1, *PLAIN_LOG, "-v", *args, env=env))
 
     def test_text_is_that_of_the_device_in_this_process(self):
         here = self.generate(self.with_plugin(device_env(HEXAGON))).out

@@ -74,11 +74,14 @@ class Debian(DebianStock):
     def test_text_is_that_of_the_static_build(self):
         for device, chip in CHIPS.items():
             with self.subTest(device):
-                done = self.run_stock("llama-completion", "-m", self.model(), "-p", PROMPT, "-n", TOKENS, "-c", 512, "--temp",
-                                      0, "--seed", 1, "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off",
-                                      *PLAIN_LOG, "-v", env=self.with_plugin(device_env(chip)))
+                done = self.complete_stock(self.with_plugin(device_env(chip)))
                 self.assertIn(f"using device {device}", done.log)
                 self.assertEqual(done.out.rstrip("\n"), self.text_of_static_build(chip))
+
+    def complete_stock(self, env):
+        return self.with_end(lambda: self.run_stock(
+            "llama-completion", "-m", self.model(), "-p", PROMPT, "-n", TOKENS, "-c", 512, "--temp", 0, "--seed", 1, "-no-cnv",
+            "--no-display-prompt", "--ignore-eos", "-fit", "off", *PLAIN_LOG, "-v", env=env))
 
     def test_bench_runs(self):
         done = self.run_stock("llama-bench", "-m", self.model(), "-p", 16, "-n", 4, "-r", 1,

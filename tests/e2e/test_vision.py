@@ -5,6 +5,7 @@ The vision model has the layers of Gemma 3's (SigLIP, pooling, a projection) and
 
 import array
 import base64
+import functools
 import random
 import re
 import struct
@@ -111,9 +112,9 @@ class Vision(DebianStock):
         with tempfile.TemporaryDirectory() as folder:
             mmproj, image = vision_model(Path(folder) / "mmproj.gguf"), Path(folder) / "noise.png"
             image.write_bytes(picture())
-            texts = [self.run_stock("llama-mtmd-cli", "-m", self.model(), "--mmproj", mmproj, "--image", image, "-p",
-                                    "What is this?", "-n", 8, "--temp", 0, "-c", 1024, "-t", 1, "--chat-template", "chatml",
-                                    env=env).out
+            args = ["-m", self.model(), "--mmproj", mmproj, "--image", image, "-p", "What is this?", "-n", 8, "--temp", 0, "-c",
+                    1024, "-t", 1, "--chat-template", "chatml"]
+            texts = [self.with_end(functools.partial(self.run_stock, "llama-mtmd-cli", *args, env=env)).out
                      for env in (cpu_env(), self.with_plugin(device_env(HEXAGON)))]
         self.assertGreater(len(texts[0].strip()), 0)
         self.assertEqual(texts[1], texts[0])

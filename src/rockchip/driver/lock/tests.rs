@@ -3,11 +3,19 @@
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::*;
 
 /// The variable that tells a child its folder.
 const FOLDER: &str = "NPU_TEST_LOCK_FOLDER";
+
+/// Lets one test at a time run: a child that another one starts has all descriptors of this program until it runs its
+/// own, and a lock lasts as long as any of them.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Returns a new folder that everyone may write to, as `/run/lock` is.
 fn folder(name: &str) -> PathBuf {
@@ -154,6 +162,7 @@ fn refusal(result: Result<Taken>) -> String {
 
 #[test]
 fn the_npu_is_taken_once_and_is_free_again_afterwards() {
+    let _turn = turn();
     let folder = folder("once");
     for node in [None, Some("card1")] {
         if let Some(name) = node {
@@ -171,6 +180,7 @@ fn the_npu_is_taken_once_and_is_free_again_afterwards() {
 
 #[test]
 fn only_nodes_of_the_npu_are_locked() {
+    let _turn = turn();
     let folder = folder("nodes");
     let display = with_node(&folder, "card0", "rockchip-drm");
     let held = open(&display, 0).unwrap();
@@ -196,6 +206,7 @@ fn only_nodes_of_the_npu_are_locked() {
 
 #[test]
 fn a_second_user_and_root_after_a_user_get_the_npu_or_one_line() {
+    let _turn = turn();
     for node in [false, true] {
         let folder = folder(if node { "users-node" } else { "users" });
         if node {
@@ -226,6 +237,7 @@ fn a_second_user_and_root_after_a_user_get_the_npu_or_one_line() {
 
 #[test]
 fn a_user_without_access_to_the_nodes_is_told_the_groups() {
+    let _turn = turn();
     let folder = folder("groups");
     let node = with_node(&folder, "renderD129", "RKNPU");
     fs::set_permissions(&node, fs::Permissions::from_mode(0o660)).unwrap();
@@ -241,6 +253,7 @@ fn a_user_without_access_to_the_nodes_is_told_the_groups() {
 
 #[test]
 fn containers_that_share_the_node_keep_each_other_out() {
+    let _turn = turn();
     let folder = folder("containers");
     with_node(&folder, "card1", "RKNPU");
     // Bind-mounts the folder, as `docker run -v /dev/dri:/dev/dri` does.
@@ -263,6 +276,7 @@ fn containers_that_share_the_node_keep_each_other_out() {
 
 #[test]
 fn a_node_of_the_container_s_own_is_told_from_the_host_s() {
+    let _turn = turn();
     let host = "3 27 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,mode=755\n";
     let docker = "563 562 0:71 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k\n\
                   567 563 0:5 /dri /dev/dri rw,nosuid master:2 - devtmpfs udev rw\n\
@@ -276,6 +290,7 @@ fn a_node_of_the_container_s_own_is_told_from_the_host_s() {
 
 #[test]
 fn without_a_folder_for_the_lock_there_is_one_clear_line() {
+    let _turn = turn();
     let folder = folder("none");
     let nowhere = folder.join("nowhere");
     let text =
