@@ -67,6 +67,9 @@ struct RunHeader {
     settings: RunSettings,
 }
 
+/// Most tokens of a solution: more than any model's context has.
+pub const MAX_TOKENS: usize = 1 << 24;
+
 /// The first bytes of every journal. A file that begins with others is another program's.
 const MARK: &[u8] = b"{\"settings\":";
 
@@ -76,6 +79,8 @@ pub struct Journal {
     path: PathBuf,
     file: File,
     is_locked: bool,
+    /// The file ends with a half line, which could not be cut off.
+    is_cut: bool,
 }
 
 impl Journal {
@@ -151,6 +156,7 @@ impl Journal {
             path: path.into(),
             file,
             is_locked,
+            is_cut: false,
         };
         if whole == 0 {
             journal.line(&header)?;
@@ -176,7 +182,16 @@ impl Journal {
     fn line(&mut self, line: &impl Serialize) -> Result<(), Error> {
         let bytes = line_of(line, &self.path)?;
         let io = Error::io(&self.path);
-        self.file.write_all(&bytes).map_err(&io)?;
+        let whole = self.file.metadata().map_err(&io)?.len();
+        if self.is_cut {
+            return Err(io(io::Error::other("its last line is not whole")));
+        }
+        let written = self.file.write_all(&bytes);
+        if written.is_err() {
+            // Of problems that are solved at the same time another one may find room again.
+            self.is_cut = self.file.set_len(whole).is_err();
+        }
+        written.map_err(&io)?;
         self.file.sync_data().map_err(&io)
     }
 }
@@ -212,6 +227,9 @@ fn line_of(line: &impl Serialize, path: &Path) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
+/// Settings that a run knows only of a server that it started; older versions did not write them.
+const UNKNOWN_MAY_BE: [&str; 2] = ["model_hash", "server_args"];
+
 /// Returns an error if the settings of a journal are not those of the run.
 fn check_settings(path: &Path, was: &RunSettings, now: &RunSettings) -> Result<(), Error> {
     let keys: HashSet<&String> = was.keys().chain(now.keys()).collect();
@@ -219,6 +237,9 @@ fn check_settings(path: &Path, was: &RunSettings, now: &RunSettings) -> Result<(
     keys.sort();
     for key in keys {
         let (was, now) = (was.get(key), now.get(key));
+        if UNKNOWN_MAY_BE.contains(&key.as_str()) && (was.is_none() || now.is_none()) {
+            continue;
+        }
         let words = |value: Option<&Value>| value.map_or("nothing".into(), Value::to_string);
         if was != now {
             return Err(Error::OtherRun {
@@ -281,11 +302,22 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<(RunSettings, Vec<Solved>), Er
         }
         None => return Err(failed(1, "no settings".into())),
     };
+    let n = head.settings.get("n").and_then(Value::as_u64);
+    if let Some(n) = n.filter(|n| *n > u64::from(u16::MAX)) {
+        return Err(failed(1, format!("n is {n}, at most {}", u16::MAX)));
+    }
     let mut names = HashSet::new();
     let mut entries = Vec::new();
     for (index, line) in lines {
         let entry: Solved =
             serde_json::from_slice(line).map_err(|error| failed(index + 1, error.to_string()))?;
+        if let Some(solution) = (entry.solutions.iter()).find(|it| it.tokens > MAX_TOKENS) {
+            let reason = format!(
+                "{} tokens of a solution, at most {MAX_TOKENS}",
+                solution.tokens
+            );
+            return Err(failed(index + 1, reason));
+        }
         if !names.insert(entry.id.clone()) {
             return Err(failed(
                 index + 1,

@@ -75,8 +75,12 @@ pub fn parse(path: &Path, text: &str) -> Result<Vec<Problem>, Error> {
 }
 
 fn problem(object: &Map<String, Value>, line: usize) -> Result<Problem, String> {
-    let field = |name: &str| object.get(name).and_then(words);
-    let need = |name: &str| field(name).ok_or_else(|| format!("no field {name:?}"));
+    let field = |name: &str| {
+        object
+            .get(name)
+            .map_or(Ok(None), |value| words(name, value))
+    };
+    let need = |name: &str| field(name)?.ok_or_else(|| format!("no field {name:?}"));
     let (question, answer) = if object.contains_key("Body") {
         let body = need("Body")?;
         let end = if body.trim().ends_with('.') { "" } else { "." };
@@ -98,9 +102,8 @@ fn problem(object: &Map<String, Value>, line: usize) -> Result<Problem, String> 
         let last = answer.rsplit("####").next().unwrap_or(&answer);
         (need("question")?, last.to_owned())
     };
-    let id = ["id", "unique_id", "ID", "idx"]
-        .iter()
-        .find_map(|name| field(name));
+    let ids = ["id", "unique_id", "ID", "idx"].map(field);
+    let id = ids.into_iter().find_map(Result::transpose).transpose()?;
     Ok(Problem {
         id: id.unwrap_or_else(|| line.to_string()),
         question: question.trim().into(),
@@ -109,13 +112,55 @@ fn problem(object: &Map<String, Value>, line: usize) -> Result<Problem, String> 
 }
 
 /// Returns a text or a number as text: 18.0 is `18`.
-fn words(value: &Value) -> Option<String> {
-    match value {
+///
+/// # Errors
+/// The name of a field with a number that was read as a rounded one, which has an exponent then.
+fn words(name: &str, value: &Value) -> Result<Option<String>, String> {
+    Ok(match value {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => {
             let text = number.to_string();
+            if text.contains('e') {
+                return Err(format!("field {name:?} is about {text}: write it as text"));
+            }
             Some(text.strip_suffix(".0").map(str::to_owned).unwrap_or(text))
         }
         _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(number: &str) -> Result<String, Error> {
+        let line = format!("{{\"question\": \"?\", \"answer\": {number}}}");
+        parse(Path::new("problems.jsonl"), &line).map(|problems| problems[0].answer.clone())
+    }
+
+    #[test]
+    fn a_number_is_its_digits_or_refused() {
+        for (number, digits) in [
+            ("18.0", "18"),
+            ("18446744073709551615", "18446744073709551615"),
+            ("-0.001", "-0.001"),
+        ] {
+            assert_eq!(answer(number).unwrap(), digits);
+        }
+        for number in [
+            "15511210043330985984000000",
+            "18446744073709551616",
+            "1e-6",
+            "0.000001",
+        ] {
+            let error = answer(number).unwrap_err().to_string();
+            assert!(
+                error.contains("line 1: field \"answer\" is about"),
+                "{error}"
+            );
+        }
+        // A field that is not read may have any number.
+        let other = "{\"question\": \"?\", \"answer\": 1, \"level\": 1e-9}";
+        assert!(parse(Path::new("problems.jsonl"), other).is_ok());
     }
 }

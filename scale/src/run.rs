@@ -44,8 +44,8 @@ pub struct RunPlan<'a> {
     pub scorer: Option<&'a dyn Scorer>,
     /// Makes one score of those of the steps.
     pub aggregate: Aggregate,
-    /// Gives the joules since it was asked last.
-    pub energy: Option<&'a (dyn Fn() -> f64 + Sync)>,
+    /// Gives the joules since it was asked last, if they were measured.
+    pub energy: Option<&'a (dyn Fn() -> Option<f64> + Sync)>,
 }
 
 /// Solves problems, `workers` at a time, and writes each into the journal when it is done.
@@ -68,7 +68,7 @@ pub fn run(
             };
             let mut entry = solve(plan, problem)?;
             let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
-            entry.joules = plan.energy.map(|energy| energy());
+            entry.joules = plan.energy.and_then(|energy| energy());
             journal.append(&entry)?;
             done(&entry);
         }
@@ -76,7 +76,9 @@ pub fn run(
     };
     let work = || work().inspect_err(|_| failed.store(true, Ordering::Relaxed));
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..workers.max(1)).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..workers.clamp(1, problems.len().max(1)))
+            .map(|_| scope.spawn(work))
+            .collect();
         let mut result = Ok(());
         for worker in workers {
             match worker.join() {

@@ -123,11 +123,11 @@ impl From<RawCompletion> for Continuation {
     fn from(raw: RawCompletion) -> Self {
         let (mut logprob, mut certainty) = (0.0, 0.0);
         for token in &raw.completion_probabilities {
-            logprob += token.logprob.max(MIN_LOGPROB);
+            logprob += token.logprob.clamp(MIN_LOGPROB, 0.0);
             let likely = &token.top_logprobs;
             let sum: f64 = likely
                 .iter()
-                .map(|likely| -likely.logprob.max(MIN_LOGPROB))
+                .map(|likely| -likely.logprob.clamp(MIN_LOGPROB, 0.0))
                 .sum();
             certainty += sum / likely.len().max(1) as f64;
         }

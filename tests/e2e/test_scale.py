@@ -106,6 +106,40 @@ class Scale(ScaleCase):
             else:
                 self.assertIsNone(row["joules"])
 
+    def test_joules_that_nobody_measured_are_not_0(self):
+        source = self.folder / "power"
+        source.write_text("5000000", encoding="utf-8")
+        with scripted_server() as running:
+            running.delay = 0.05
+            command = self.command(running.url, "-n", 4, "--power", source)
+            process = subprocess.Popen(command, env=cpu_env(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            while not self.out.exists() or self.out.read_bytes().count(b"\n") < 3:
+                self.assertIsNone(process.poll())
+                time.sleep(0.005)
+            source.unlink()
+            error = process.communicate(timeout=300)[1]
+        self.assertEqual((process.returncode, f"{source}: No such file" in error), (1, True), error)
+        self.assert_whole()
+        measured = [entry.get("joules") for entry in self.lines()[1:]]
+        self.assertGreater(measured[0], 0)
+        self.assertIsNone(measured[-1])
+        self.assertNotIn(0, measured)
+        for row in self.report():
+            self.assertIsNone(row["joules"])
+
+    def test_half_a_line_is_not_followed_by_another(self):
+        # Two problems at a time; a file may have so many blocks. The signal for more is ignored, as on a full disk.
+        for blocks in 4, 5, 6, 7:
+            with self.subTest(blocks), scripted_server(slots=8) as running:
+                self.out.unlink(missing_ok=True)
+                limit = f'trap "" XFSZ; ulimit -f {blocks}; exec "$0" "$@"'
+                command = ["bash", "-c", limit, *self.command(running.url, "-n", 4)]
+                done = self.run_command("ggml-npu", command, cpu_env())
+                self.assertEqual((done.code, "File too large" in done.log), (1, True), done.all)
+                self.assertTrue(self.out.read_bytes().endswith(b"}\n"))
+                self.assertEqual(self.run_scale(running.url, "-n", 4).code, 0)
+                self.assert_whole()
+
     def test_a_report_combines_scores_as_the_run_did(self):
         """Scores of one problem, of which the last and the least disagree about the best solution."""
         solution = {"text": "", "tokens": 1, "logprob": -1.0}
@@ -222,7 +256,11 @@ class Scale(ScaleCase):
 
     def test_options_that_do_not_go_together_are_wrong_arguments(self):
         for args, words in ((("--method", "beam", "-n", 6, "--width", 4), "no multiple"),
-                            (("--method", "best-of-n", "--scorer", "none"), "needs a --scorer")):
+                            (("--method", "best-of-n", "--scorer", "none"), "needs a --scorer"),
+                            (("--temperature", "nan"), "not negative"), (("--temperature", "inf"), "not negative"),
+                            (("--temperature", "-1"), "unexpected"), (("--temperature=-1",), "not negative"),
+                            (("--top-p", "1.5"), "from 0 to 1"), (("--max-tokens", 2**64 - 1), "not in 1..="),
+                            (("--timeout", 2**64 - 1), "not in 1..="), (("--timeout", 0), "not in 1..=")):
             done = self.run_scale("http://127.0.0.1:9", *args)
             self.assertEqual((done.code, words in done.log), (2, True), done.all)
 

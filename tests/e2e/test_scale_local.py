@@ -1,6 +1,7 @@
 """`ggml-npu scale --model`: the server that it starts is ready before it is asked, and ends with the run."""
 
 import json
+import operator
 import os
 import signal
 import subprocess
@@ -31,6 +32,8 @@ class ScaleLocal(ScaleCase):
         super().setUp()
         self.program = self.folder / "llama-server"
         self.script(f'exec python3 "{SCRIPTED}" "$@"\n')
+        self.model = self.folder / "scripted.gguf"
+        self.model.write_bytes(bytes(10_000_000))
         self.started = self.folder / "started"
         self.env = dict(cpu_env(), SCRIPTED_LOG=str(self.started))
 
@@ -39,7 +42,7 @@ class ScaleLocal(ScaleCase):
         self.program.chmod(0o755)
 
     def local(self, *args):
-        command = [TOOL, "scale", "run", self.problems, "-o", self.out, "-n", 4, "--model", "scripted.gguf", "--server-bin",
+        command = [TOOL, "scale", "run", self.problems, "-o", self.out, "-n", 4, "--model", self.model, "--server-bin",
                    self.program, *args]
         return [str(each) for each in command]
 
@@ -58,16 +61,38 @@ class ScaleLocal(ScaleCase):
         done = self.run_local("--", "-ngl", "99", "-c", "4096")
         self.assertEqual(done.code, 0, done.all)
         (_, *arguments), = self.servers()
-        self.assertEqual(arguments[arguments.index("-m") + 1], "scripted.gguf")
+        self.assertEqual(arguments[arguments.index("-m") + 1], str(self.model))
         self.assertEqual(arguments[arguments.index("-np") + 1], "4")
         # What the user gives comes last, so that it has effect.
         self.assertEqual(arguments[-4:], ["-ngl", "99", "-c", "4096"])
         self.assert_ended()
-        own = sorted(self.out.read_text(encoding="utf-8").splitlines())
+        (settings, *own) = self.lines()
+        self.assertEqual(settings["settings"].pop("server_args"), ["-ngl", "99", "-c", "4096"])
+        del settings["settings"]["model_hash"]
         self.out.unlink()
         with scripted_server() as running:
             self.assertEqual(self.run_scale(running.url, "-n", 4).code, 0)
-        self.assertEqual(sorted(self.out.read_text(encoding="utf-8").splitlines()), own)
+        (same_settings, *same) = self.lines()
+        by_name = operator.itemgetter("id")
+        self.assertEqual((same_settings, sorted(same, key=by_name)), (settings, sorted(own, key=by_name)))
+
+    def test_a_run_does_not_go_on_with_another_model_of_the_same_name(self):
+        self.assertEqual(self.run_local("--limit", 2).code, 0)
+        content = self.model.read_bytes()
+        part = b"x" * 20_000
+        for changed in part + content[20_000:], content[:5_000_000] + part + content[5_020_000:], content[:-1]:
+            with self.subTest(changed.find(b"x")):
+                self.model.write_bytes(changed)
+                done = self.run_local()
+                self.assertEqual((done.code, "was begun with model_hash" in done.log), (1, True), done.all)
+        self.model.write_bytes(content)
+        done = self.run_local("--", "--lora", "x.gguf")
+        self.assertEqual((done.code, "was begun with server_args" in done.log), (1, True), done.all)
+        self.assertEqual(self.run_local().code, 0)
+        self.assert_whole()
+        self.model.unlink()
+        done = self.run_local()
+        self.assertEqual((done.code, f"{self.model}: No such file" in done.log), (1, True), done.all)
 
     def test_a_program_of_path_is_found(self):
         command = self.local()

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -128,7 +128,10 @@ impl PowerSource {
             let sampler = scope.spawn(move || {
                 let (mut sum, mut count) = (0.0, 0.0);
                 loop {
-                    let watts = self.watts().map_err(|error| error.to_string())?;
+                    let watts = self.watts().map_err(|error| {
+                        meter.fail();
+                        error.to_string()
+                    })?;
                     let now = Instant::now();
                     meter.add(watts * (now - last).as_secs_f64());
                     last = now;
@@ -140,8 +143,10 @@ impl PowerSource {
                     thread::sleep(INTERVAL);
                 }
             });
+            // Also if it panics: the scope waits for the other thread.
+            let end = EndOfWork(is_done);
             let done = work();
-            is_done.store(true, Ordering::Relaxed);
+            drop(end);
             let watts = sampler
                 .join()
                 .map_err(|_| "the thread that reads power died")?;
@@ -150,18 +155,44 @@ impl PowerSource {
     }
 }
 
+/// Says when it is dropped that the work has ended.
+struct EndOfWork<'a>(&'a AtomicBool);
+
+impl Drop for EndOfWork<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Counts energy.
-#[derive(Debug, Default)]
-pub struct Meter(Mutex<f64>);
+#[derive(Debug)]
+pub struct Meter(Mutex<Option<f64>>);
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self(Mutex::new(Some(0.0)))
+    }
+}
 
 impl Meter {
-    fn add(&self, joules: f64) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) += joules;
+    fn joules(&self) -> MutexGuard<'_, Option<f64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the joules since the last call.
-    pub fn take(&self) -> f64 {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn add(&self, more: f64) {
+        if let Some(joules) = &mut *self.joules() {
+            *joules += more;
+        }
+    }
+
+    /// Ends the counting: the source cannot be read any more.
+    fn fail(&self) {
+        *self.joules() = None;
+    }
+
+    /// Returns the joules since the last call; none after the source failed.
+    pub fn take(&self) -> Option<f64> {
+        self.joules().as_mut().map(std::mem::take)
     }
 }
 
@@ -216,7 +247,7 @@ mod tests {
         let meter = Meter::default();
         let next_reading = || {
             let deadline = Instant::now() + Duration::from_secs(60);
-            while meter.take() <= 0.0 {
+            while meter.take().unwrap() <= 0.0 {
                 assert!(Instant::now() < deadline, "nothing is read");
                 thread::sleep(INTERVAL / 20);
             }
@@ -243,11 +274,27 @@ mod tests {
         source.metered(&meter, wait).unwrap();
         let most = 4.0 * began.elapsed().as_secs_f64();
         let least = 4.0 * (10 * INTERVAL).as_secs_f64();
-        let joules = meter.take();
+        let joules = meter.take().unwrap();
         assert!((least..=most).contains(&joules), "{joules}");
-        assert!(meter.take() < f64::EPSILON);
-        let lost = source.mean_while(|| Ok(fs::remove_dir_all(&folder)?));
+        assert!(meter.take().unwrap() < f64::EPSILON);
+        // Joules that nobody measured are none, not 0.
+        let lost = source.metered(&meter, || {
+            fs::remove_dir_all(&folder)?;
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while meter.take().is_some() {
+                assert!(Instant::now() < deadline, "it goes on counting");
+                thread::sleep(INTERVAL / 20);
+            }
+            Ok(())
+        });
         assert!(lost.unwrap_err().to_string().contains("power_now"));
+    }
+
+    #[test]
+    #[should_panic(expected = "of the work")]
+    fn work_that_panics_ends_the_readings() {
+        let source = PowerSource::open("command:echo 1").unwrap();
+        let _ = source.mean_while(|| -> Result<(), ToolError> { panic!("of the work") });
     }
 
     #[test]

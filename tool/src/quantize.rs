@@ -176,6 +176,14 @@ fn check_options(args: &QuantizeArgs) {
 
 fn check_model(header: &Header) -> Result<(), ToolError> {
     model::architecture(header)?;
+    // Those of adapters end in lora_a and lora_b; a file of a vocabulary has none.
+    if !header.tensors.iter().any(is_weight) {
+        let kind = header.get("general.type").and_then(Value::as_str);
+        let kind = kind.map_or(String::new(), |kind| format!(" (general.type is {kind})"));
+        return Err(
+            format!("no tensor of it is a weight of a model{kind}: nothing to quantize").into(),
+        );
+    }
     for tensor in &header.tensors {
         let (name, dtype) = (&tensor.name, tensor.dtype);
         if let Some(dim) = tensor.ne.iter().position(|size| *size == 0) {

@@ -1,10 +1,12 @@
 //! `ggml-npu scale`: many answers of a small model to each problem, and the choice among them.
 
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args as ClapArgs, CommandFactory as _, Subcommand, ValueEnum};
+use ggml_rust_npu::files::open_input;
 use serde_json::{Value, json};
 use test_time_scaling::journal::{Journal, RunSettings};
 use test_time_scaling::local::{LocalServer, ServerCommand};
@@ -92,12 +94,17 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
     files.output(&args.output)?;
     let mut problems = problem::parse(&args.problems, &text)?;
     let power = args.power.as_deref().map(PowerSource::open).transpose()?;
+    let hash = args.model.as_deref().map(hash_of).transpose()?;
     let mut local = start(args)?;
     let url = local.as_ref().map_or(args.url.as_str(), LocalServer::url);
     let server = LlamaServer::connect(url, args.timeout)?;
     let scorer = scorer(args);
     let (chosen, of_scorer) = make_scorer(args, scorer, &mut files)?;
-    let settings = settings(args, &server, scorer, of_scorer);
+    let mut settings = settings(args, &server, scorer, of_scorer);
+    if let Some(hash) = hash {
+        settings.insert("model_hash".into(), json!(hash));
+        settings.insert("server_args".into(), json!(args.server_args));
+    }
     let (mut journal, finished) = Journal::open(&args.output, &settings, &problems)?;
     if !journal.is_locked() {
         say(format_args!(
@@ -205,6 +212,26 @@ fn start(args: &RunArgs) -> Result<Option<LocalServer>, Error> {
     };
     say(format_args!("loading {}", model.display()));
     LocalServer::start(&command, args.timeout).map(Some)
+}
+
+/// Returns a hash of a model's length and of pieces from all over it: those of another one of its name differ, be it the same
+/// model in another format.
+fn hash_of(model: &Path) -> Result<String, ToolError> {
+    const PIECES: u64 = 1024;
+    const PIECE_BYTES: u64 = 4096;
+    let hashed = || -> io::Result<Vec<u8>> {
+        let mut file = open_input(model)?;
+        let bytes = file.metadata()?.len();
+        let mut hashed = bytes.to_le_bytes().to_vec();
+        for piece in 0..PIECES.min(bytes.div_ceil(PIECE_BYTES)) {
+            let step = (bytes / PIECES).max(PIECE_BYTES);
+            file.seek(SeekFrom::Start(piece * step))?;
+            (&file).take(PIECE_BYTES).read_to_end(&mut hashed)?;
+        }
+        Ok(hashed)
+    };
+    let hashed = hashed().map_err(|error| format!("{}: {error}", model.display()))?;
+    Ok(format!("{:032x}", xxh3_128(&hashed)))
 }
 
 /// Formats an error of a run that can go on later.

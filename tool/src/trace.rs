@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use ggml_rust_npu::files::open_input;
 use serde::{Deserialize, Serialize};
 
 use crate::ToolError;
@@ -112,7 +114,9 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode, ToolError> {
 
 /// Reads the events. The end of the array may be missing, and the last event may be cut off.
 fn read(path: &Path) -> Result<Vec<TraceEvent>, ToolError> {
-    let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mut bytes = Vec::new();
+    let read = open_input(path).and_then(|mut file| file.read_to_end(&mut bytes));
+    read.map_err(|error| format!("{}: {error}", path.display()))?;
     let text = String::from_utf8_lossy(&bytes);
     let error = match serde_json::from_str(&text) {
         Ok(events) => return Ok(events),

@@ -215,3 +215,63 @@ fn a_journal_knows_that_it_is_locked() {
         "{error}"
     );
 }
+
+#[test]
+fn nothing_follows_a_line_that_was_not_written() {
+    // Nothing of a line fits, and nothing can be cut off.
+    let full = PathBuf::from("/dev/full");
+    let mut journal = Journal {
+        file: OpenOptions::new().append(true).open(&full).unwrap(),
+        path: full,
+        is_locked: false,
+        is_cut: false,
+    };
+    let mut error = || {
+        let error = journal.append(&solved(&sums()[0])).unwrap_err();
+        error.to_string()
+    };
+    assert!(error().contains("No space left"));
+    assert!(error().contains("its last line is not whole"));
+}
+
+#[test]
+fn a_model_s_hash_counts_where_both_runs_know_it() {
+    let with = |hash: Option<&str>| {
+        let mut settings = settings(2);
+        settings.extend(hash.map(|hash| ("model_hash".to_owned(), json!(hash))));
+        settings
+    };
+    for (was, now, is_same) in [
+        (Some("a"), Some("a"), true),
+        (Some("a"), Some("b"), false),
+        (None, Some("b"), true),
+        (Some("a"), None, true),
+    ] {
+        let checked = check_settings(Path::new("samples.jsonl"), &with(was), &with(now));
+        assert_eq!(checked.is_ok(), is_same, "{was:?} {now:?}");
+    }
+}
+
+#[test]
+fn numbers_beyond_all_runs_are_refused_by_their_line() {
+    let line = |n: u64, tokens: u64| {
+        let solution =
+            json!({"text": "", "answer": null, "correct": false, "tokens": tokens, "logprob": 0.0});
+        format!(
+            "{}\n{}\n",
+            json!({"settings": {"n": n}}),
+            json!({"id": "1", "expected": "4", "chosen": null, "correct": false, "tokens": 0, "solutions": [solution]})
+        )
+    };
+    let read = |n, tokens| parse(Path::new("samples.jsonl"), line(n, tokens).as_bytes());
+    assert!(read(65535, 1 << 24).is_ok());
+    for (n, tokens, words) in [
+        (u64::MAX, 1, "line 1: n is 18446744073709551615"),
+        (65536, 1, "line 1: n is 65536"),
+        (1, u64::MAX, "line 2: 18446744073709551615 tokens"),
+        (1, (1 << 24) + 1, "line 2: 16777217 tokens"),
+    ] {
+        let error = read(n, tokens).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}

@@ -16,6 +16,7 @@ use ggml_rust_npu::hexagon::discovery::sessions;
 use ggml_rust_npu::rockchip::discovery::chip;
 
 use self::private::Private;
+use crate::text::plain;
 use crate::{NO_DEVICE, ToolError, devices};
 
 mod hexagon;
@@ -46,7 +47,7 @@ impl Lines {
             [] => "none (empty)".into(),
             words => self.private.hide(&words.join(" ")),
         };
-        self.text += &format!("{}.{key}: {value}\n", self.section);
+        self.text += &format!("{}.{}: {}\n", self.section, plain(key), plain(value));
     }
 
     /// Adds a value or the reason why there is none.

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{RangedU64ValueParser, TypedValueParser};
 use clap::{Args as ClapArgs, ValueEnum};
+use test_time_scaling::journal::MAX_TOKENS;
 use test_time_scaling::score::Aggregate;
 
 /// Solve problems; a run that was interrupted goes on where it ended
@@ -87,7 +89,7 @@ pub(super) struct RunArgs {
     #[arg(long)]
     pub(super) no_chat: bool,
     /// Most tokens of a solution
-    #[arg(long, value_name = "COUNT", default_value_t = 1024)]
+    #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = tokens())]
     pub(super) max_tokens: usize,
     /// beam, dvts: samples of a step of which one goes on
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
@@ -96,16 +98,16 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) max_steps: u16,
     /// beam, dvts: most tokens of a step; a longer one ends its solution
-    #[arg(long, value_name = "COUNT", default_value_t = 256)]
+    #[arg(long, value_name = "COUNT", default_value_t = 256, value_parser = tokens())]
     pub(super) max_step_tokens: usize,
     /// beam, dvts: a step does not end inside of brackets, of a formula or of a block of code
     #[arg(long)]
     pub(super) balanced_steps: bool,
     /// Temperature
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, value_parser = |text: &str| number(text, f64::MAX))]
     pub(super) temperature: f64,
     /// Least sum of probabilities of the tokens to sample from
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = |text: &str| number(text, 1.0))]
     pub(super) top_p: f64,
     /// Likeliest tokens to sample from; 0: all
     #[arg(long, default_value_t = 0)]
@@ -115,8 +117,24 @@ pub(super) struct RunArgs {
     #[arg(long, default_value_t = 1)]
     pub(super) seed: u32,
     /// Seconds to wait for an answer of the server
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=A_YEAR_S))]
     pub(super) timeout: u64,
+}
+
+const A_YEAR_S: u64 = 365 * 86_400;
+
+fn tokens() -> impl TypedValueParser<Value = usize> {
+    RangedU64ValueParser::new().range(1..=MAX_TOKENS as u64)
+}
+
+/// Reads a number from 0 to `most`. llama-server would take its own default for one that JSON does not have.
+fn number(text: &str, most: f64) -> Result<f64, String> {
+    let number = text.parse().ok();
+    let number = number.filter(|number| (0.0..=most).contains(number));
+    number.ok_or_else(|| match most {
+        1.0 => "want a number from 0 to 1".into(),
+        _ => "want a number that is not negative".into(),
+    })
 }
 
 impl RunArgs {

@@ -25,17 +25,24 @@ pub struct Model {
 impl Model {
     /// A file with one entry: what it is.
     pub fn new(key: &str, value: &str) -> Self {
-        Self {
-            entries: vec![(key.into(), Value::String(value.into()))],
+        let mut model = Self {
+            entries: Vec::new(),
             tensors: Vec::new(),
             values: HashMap::new(),
-        }
+        };
+        model.text(key, value);
+        model
     }
 
     pub fn number(&mut self, key: &str, number: usize) {
         self.forget(key);
         self.entries
             .push((key.into(), Value::Unsigned(number as u64)));
+    }
+
+    pub fn text(&mut self, key: &str, text: &str) {
+        self.forget(key);
+        self.entries.push((key.into(), Value::String(text.into())));
     }
 
     pub fn forget(&mut self, key: &str) {

@@ -36,6 +36,17 @@ fn what_cannot_be_done_is_refused_by_name() {
         .tensors
         .retain(|(name, ..)| name != "blk.1.attn_k.weight");
     refused(&missing, &["blk.1.attn_k.weight", "missing"]);
+    let mut adapter = Model::new("general.architecture", "llama");
+    adapter.text("general.type", "adapter");
+    adapter.random("blk.0.attn_q.weight.lora_a", &[EMBED, 32], 0.0);
+    refused(
+        &adapter,
+        &[
+            "no tensor",
+            "general.type is adapter",
+            "nothing to quantize",
+        ],
+    );
     let mut quantized = model("llama");
     quantized.tensors[2].2 = GgmlType::I32;
     let name = quantized.tensors[2].0.clone();
