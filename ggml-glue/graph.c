@@ -471,8 +471,9 @@ static bool is_for_cpu(struct glue_backend *self, const npu_node *node) {
 // and a NaN in it would remain one.
 static void clear_absent_part(const struct ggml_cgraph *graph) {
   struct ggml_tensor *node = graph->nodes[0];
+  // Between rows with gaps lie bytes of others.
   if (graph->n_nodes != 1 || node->op != GGML_OP_SCALE ||
-      node->data != node->src[0]->data) {
+      node->data != node->src[0]->data || !ggml_is_contiguous(node)) {
     return;
   }
   float factor;

@@ -233,11 +233,10 @@ bool npu_supports_op(size_t device, const struct npu_node *node);
 void npu_mark_cpu_reader(const struct npu_node *node);
 
 // Returns `true` if the CPU is to compute a node that ggml gave to the device: the device does not
-// compute it, or the CPU is faster with so few rows. Its weights can be read where they are. Reads
-// metadata only.
+// compute it, or the CPU is faster with so few rows. Its weights can be read where they are.
 //
 // # Safety
-// `node` is valid, and so are the names in it.
+// `node` is valid, and so are the names and the buffers in it.
 bool npu_prefers_cpu(size_t device, const struct npu_node *node);
 
 // Makes what the device wrote of a tensor visible to the CPU, which is about to read or write it

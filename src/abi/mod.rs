@@ -256,11 +256,10 @@ pub unsafe extern "C" fn npu_mark_cpu_reader(node: *const NpuNode) {
 }
 
 /// Returns `true` if the CPU is to compute a node that ggml gave to the device: the device does not
-/// compute it, or the CPU is faster with so few rows. Its weights can be read where they are. Reads
-/// metadata only.
+/// compute it, or the CPU is faster with so few rows. Its weights can be read where they are.
 ///
 /// # Safety
-/// `node` is valid, and so are the names in it.
+/// `node` is valid, and so are the names and the buffers in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) -> bool {
     // SAFETY: the caller promises that it is NULL or valid.
@@ -270,8 +269,18 @@ pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) ->
     guard("npu_prefers_cpu", false, || {
         entry(device).is_some_and(|entry| {
             operation(node).is_none_or(|operation| entry.device.prefers_cpu(&operation))
+        }) && !node.src.iter().any(|tensor| {
+            // SAFETY: the caller promises it.
+            let operand = unsafe { in_buffer(tensor) };
+            operand.is_some_and(|(buffer, tensor)| is_released(buffer, &tensor))
         })
     })
+}
+
+/// Returns `true` if the bytes of a tensor were released when it was packed: the CPU would find zeros. The device computes with
+/// them, or says that it cannot.
+fn is_released(buffer: &dyn Buffer, tensor: &Tensor) -> bool {
+    !tensor.span().is_empty() && buffer.read(tensor, 0, &mut [0]).is_err()
 }
 
 /// Makes what the device wrote of a tensor visible to the CPU, which is about to read or write it

@@ -564,8 +564,8 @@ impl Buffer for HexBuffer {
     }
 
     fn show_to_cpu(&self, tensor: &Tensor) {
-        // The DSP never writes weights, and the CPU may have lines of them that it wrote when it
-        // loaded them.
+        // Weights that the DSP writes are results, and shown then. The CPU may have lines of others that it wrote when it loaded
+        // them.
         if self.shared && tensor.role != Role::Weights {
             self.memory.invalidate(tensor.span());
         }

@@ -30,6 +30,7 @@ use crate::error::Result;
 use crate::graph::{Op, Operation, Place, Refusal, Tensor};
 use crate::host_memory::system_memory;
 use crate::packfile::Packs;
+use crate::tensor::DType;
 
 pub use self::buffer::{ALIGN_BYTES, HexBuffer};
 pub use self::stream::HexStream;
@@ -384,7 +385,11 @@ fn factors(operation: &Operation) -> usize {
         (Op::MulMat | Op::MulMatId, Some(src0)) => match WeightLayout::new(src0) {
             // Multiplied as they lie where they are not packed, and so are both factors then.
             Some(layout) if layout.form == Conversion::Halved => 1,
-            Some(_) => 2,
+            // Activations in F32 are read as they lie, others are converted by the host.
+            Some(_) => match &operation.src[1] {
+                Some(src1) if src1.dtype != DType::F32 => 2,
+                _ => 1,
+            },
             None => 0,
         },
         _ => 0,

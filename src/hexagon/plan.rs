@@ -2,6 +2,7 @@
 
 use hexagon_ops::layout::F16_TILE_BYTES;
 use hexagon_ops::ops::matmul::GemmPlan;
+use hexagon_ops::serve::MAX_CHOICES;
 use hexagon_ops::wire;
 
 use super::layout::{WeightLayout, is_plain};
@@ -159,6 +160,9 @@ fn mul_mat_id(
         && slots.is_multiple_of(act_slots);
     if !fits {
         return Err("shapes do not fit");
+    }
+    if slots > MAX_CHOICES {
+        return Err("more choices of experts than fit");
     }
     let layout = operands(vtcm_bytes, dst, src0, src1)?;
     let body = wire::MatMulId {

@@ -16,7 +16,6 @@ use super::plan::fuse::{fuse, fuse_product};
 use super::plan::{self, Command, cost};
 use super::{HexBuffer, HexDevice, factors};
 use crate::backend::{Buffer, GraphError, Node, Stream};
-use crate::config::Repack;
 use crate::error::Error;
 use crate::graph::{MAX_SOURCES, Op, Operation, Tensor};
 use crate::tensor::DType;
@@ -147,14 +146,7 @@ impl Graphs {
             return Ok(());
         }
         let (dst, src) = (home(node.dst), node.src.map(home));
-        let unpacked;
-        let operation = match self.device.repack {
-            Repack::Always => {
-                unpacked = self.unpacked(&node.operation, dst, src)?;
-                &unpacked
-            }
-            Repack::Weights | Repack::Off => &node.operation,
-        };
+        let operation = &self.unpacked(&node.operation, dst, src)?;
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
         if let (Op::MulMat | Op::MulMatId, Some(src0), Some(home)) =
             (operation.op, &operation.src[0], src[0])
@@ -243,6 +235,7 @@ impl Graphs {
                 self.place_weights(&mut body.weights, layout, operation, src[0])?;
                 self.place_activations(&mut body.act, step, operation, src[1])?;
                 self.place_result(&mut body.dst, &operation.dst, dst)?;
+                accepted(serve::accepts_product(&body))?;
                 let buffers = [body.weights.buffer, body.act.buffer, body.dst.buffer];
                 self.current.push(step, Wire::new(0, &body), &buffers);
                 self.last = node.feeds_next.then_some(Last::Product(body));
@@ -253,6 +246,7 @@ impl Graphs {
                 self.place_activations(&mut body.act, step, operation, src[1])?;
                 self.place_result(&mut body.dst, &operation.dst, dst)?;
                 self.place_rows(&mut body.ids, &operand(operation, 2)?, src[2])?;
+                accepted(serve::accepts_experts(&body))?;
                 let buffers = [
                     body.weights.buffer,
                     body.act.buffer,
@@ -294,9 +288,9 @@ impl Graphs {
     /// Returns the operation with its operands in ggml's layout, except those that multiplications
     /// take packed.
     ///
-    /// There is work to do only if everything is packed that can be
-    /// (`GGML_RUST_NPU_REPACK=always`): operations other than multiplications were accepted before
-    /// their buffers were known.
+    /// Operations other than multiplications were accepted before their buffers were known: with everything packed that can
+    /// be (`GGML_RUST_NPU_REPACK=always`), and of weights in floats, which other operations read as well. A graph may also
+    /// write over weights.
     fn unpacked<'a>(
         &mut self,
         operation: &Operation<'a>,

@@ -141,6 +141,21 @@ fn a_released_weight_reads_as_nan_and_graphs_with_its_buffer_fail() {
     assert_eq!(stream.compute(0, &[product]), NPU_STATUS_OK);
 }
 
+/// The CPU would compute with zeros; the device says what is missing.
+#[test]
+fn a_node_whose_weight_was_released_is_not_for_the_cpu() {
+    let _turn = turn();
+    let (weights, w) = rk_weight();
+    let sum = node(c"ADD", w, &[w, w]);
+    // SAFETY: a node with all it points to.
+    let prefers = || unsafe { npu_prefers_cpu(RK, &raw const sum) };
+    assert!(prefers(), "no device computes it");
+    assert_eq!(weights.set(&w, &[0x11; 64 * 96 * 2]), NPU_STATUS_OK);
+    assert!(!prefers());
+    let stream = Stream::new(RK);
+    assert_eq!(stream.compute(0, &[sum]), NPU_STATUS_FAILED);
+}
+
 /// Other bytes of the weight are gone, so it cannot be packed again.
 #[test]
 fn a_part_of_a_weight_whose_bytes_were_released_is_not_written() {

@@ -350,6 +350,91 @@ fn operands_that_overlap_or_are_not_aligned_are_refused_before_the_device_sees_t
     layer.check(&x);
 }
 
+/// The same for products, whose refusal by the DSP would be the end of the device.
+#[test]
+fn products_that_overlap_or_are_not_aligned_are_refused_before_the_device_sees_them() {
+    let device = device();
+    let layer = Layer::new(&device);
+    let x = Numbers::new(4).floats(K * M);
+    layer.write(&layer.x, &x);
+    let stream = HexStream::new(Arc::clone(&device));
+    let [product, w] = [layer.results[2], layer.w.tensor(0, Place::Packed)];
+    let at = |tensor: Tensor<'static>, by: usize| Tensor {
+        packed_offset: tensor.packed_offset + by,
+        ..tensor
+    };
+    let halves = Tensor {
+        role: Role::State,
+        ..layer.cache
+    };
+    for (dst, act, words) in [
+        (at(layer.x, 4), layer.x, "overlap"),
+        (at(product, 2), layer.x, "aligned"),
+        (product, at(layer.x, 2), "aligned"),
+        (product, at(halves, 1), "aligned"),
+    ] {
+        let refused = layer.node(Op::MulMat, dst, &[w, act]);
+        let failed = stream.submit(2, &mut [refused]).unwrap_err();
+        let error = failed.error.to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    layer.compute(&stream, 1);
+    layer.check(&x);
+}
+
+/// Weights in F32 are packed as F16 if they have three dimensions. Other operations read and write them as they lie: they are
+/// put back into ggml's layout for those.
+#[test]
+fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
+    let device = device();
+    let layer = Layer::new(&device);
+    let stream = HexStream::new(Arc::clone(&device));
+    layer.write(&layer.x, &Numbers::new(4).floats(K * M));
+    let floats = Weight::random(&mut Numbers::new(5), Kind::F32, [K, M, 2, 1]);
+    let weight = floats.tensor(0, Place::Packed);
+    let read = |tensor: &Tensor, home: &HexBuffer| -> Vec<f32> {
+        let mut bytes = vec![0; tensor.shape.ne.iter().product::<usize>() * 4];
+        home.read(tensor, 0, &mut bytes).unwrap();
+        let elements = bytes.as_chunks().0.iter();
+        elements.map(|x| f32::from_le_bytes(*x)).collect()
+    };
+    // As activations.
+    let home = buffer_with(&device, &floats, Place::Packed);
+    let product = Tensor {
+        role: Role::Result,
+        ..tensor(
+            "product",
+            DType::F32,
+            [K, M, 2, 1],
+            layer.results[2].packed_offset,
+        )
+    };
+    let mut node = layer.node(
+        Op::MulMat,
+        product,
+        &[layer.w.tensor(0, Place::Packed), weight],
+    );
+    node.src[1] = Some(&home);
+    stream.submit(0, &mut [node]).unwrap();
+    let have = read(&product, &layer.memory);
+    for (have, act) in have.chunks_exact(K).zip(floats.values.chunks_exact(K)) {
+        let want = mul_mat(act, &layer.w.values, K);
+        assert!(nmse(have, &want) <= 1e-4);
+    }
+    // As a result: the first plane.
+    let home = buffer_with(&device, &floats, Place::Packed);
+    let plane = Tensor {
+        shape: layer.x.shape,
+        ..weight
+    };
+    let mut node = layer.node(Op::Neg, plane, &[layer.x]);
+    node.dst = Some(&home);
+    stream.submit(0, &mut [node]).unwrap();
+    let mut want: Vec<f32> = read(&layer.x, &layer.memory).iter().map(|x| -x).collect();
+    want.extend(&floats.values[K * M..]);
+    assert!(read(&weight, &home) == want);
+}
+
 /// Cached bytes in memory that the CPU reads in place: ggml copies from there by writing the bytes
 /// that it finds, so a saved sequence was as old as the CPU's cache.
 #[test]

@@ -9,7 +9,7 @@ use super::coherence::{Cache, CachedRanges};
 use super::detail::{
     self, ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, LAYOUT, PLANES, RESERVED, SHAPE,
 };
-use super::region::{BoundRows, Strided};
+use super::region::{BoundRows, Strided, accepts_rows};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, WeightType};
 use crate::ops::matmul::{Combine, Dots, Epilogue, Machine, MatMul, Prepared, RowStarts};
 use crate::rt::memory::{Addresses, Bound, CheckedOperands, LentBuffers, Operands, Table};
@@ -184,6 +184,19 @@ pub(super) struct CheckedProduct {
     dots: Dots,
     /// Results; weights, activations, the other operand of the epilogue.
     pub(super) operands: CheckedOperands<3>,
+}
+
+/// Checks that [`wire::OP_MUL_MAT`] without an epilogue accepts where activations and results lie.
+///
+/// # Errors
+/// The failure with which the DSP would answer the command.
+pub fn accepts_product(body: &wire::MatMul) -> Result<(), Failure> {
+    let counts = [body.m, body.planes[0], body.planes[1]];
+    if counts.contains(&0) {
+        return Ok(());
+    }
+    let dst = (&body.dst, body.weights.n, counts);
+    accepts_rows(dst, [(&body.act, body.weights.k, counts)])
 }
 
 /// Checks the fields of [`wire::OP_MUL_MAT`], and returns what they say and its operands; `None` if there are no rows.

@@ -5,7 +5,7 @@ use super::access::of_product;
 use super::coherence::{Cache, CachedRanges};
 use super::detail::{ALIGNMENT, BOUNDS, Failure, PLANES, SLOTS};
 use super::matmul::{cast, dots, weights};
-use super::region::{BoundRows, Strided};
+use super::region::{BoundRows, Strided, accepts_rows};
 use super::{Platform, Scratch};
 use crate::layout::{Line, MatrixLayout};
 use crate::ops::matmul::{Dots, ExpertMatMul, Machine};
@@ -15,7 +15,7 @@ use crate::wire;
 
 /// Maximum number of choices of experts in one turn: tokens of a usual ubatch (512) times experts of a
 /// token (8). More choices take several turns, and each turn reads the weights again.
-pub(super) const MAX_CHOICES: usize = 4096;
+pub const MAX_CHOICES: usize = 4096;
 
 /// A product with experts whose fields are right, and what they say.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,20 @@ pub(super) struct CheckedExperts {
     dots: Dots,
     /// Results; weights, activations, choices.
     pub(super) operands: CheckedOperands<3>,
+}
+
+/// Checks that [`wire::OP_MUL_MAT_ID`] accepts where activations, choices and results lie.
+///
+/// # Errors
+/// The failure with which the DSP would answer the command.
+pub fn accepts_experts(body: &wire::MatMulId) -> Result<(), Failure> {
+    let (slots, tokens) = (body.slots, body.tokens);
+    if [slots, body.act_slots, tokens].contains(&0) {
+        return Ok(());
+    }
+    let dst = (&body.dst, body.weights.n, [slots, tokens, 1]);
+    let act = (&body.act, body.weights.k, [body.act_slots, tokens, 1]);
+    accepts_rows(dst, [act, (&body.ids, slots, [tokens, 1, 1])])
 }
 
 /// Checks the fields of [`wire::OP_MUL_MAT_ID`], and returns what they say and its operands; `None` if there are no tokens.

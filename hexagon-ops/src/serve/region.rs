@@ -6,7 +6,7 @@ use super::Platform;
 use super::coherence::Cache;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, RESERVED, ROWS};
 use crate::rt::cache::Access;
-use crate::rt::memory::{Bound, LentBuffers};
+use crate::rt::memory::{Bound, LentBuffers, Refusal};
 use crate::wire::Plain;
 
 /// Bytes of an element.
@@ -39,34 +39,9 @@ impl<'a> BoundRows<'a> {
         counts: [u32; 3],
         buffers: &LentBuffers<'a>,
     ) -> Result<Self, Failure> {
-        if plain.reserved != 0 {
-            return Err(Failure::bad(RESERVED));
-        }
-        let aligned = |bytes: u64| bytes.is_multiple_of(ELEMENT as u64);
-        if !aligned(plain.offset) || !plain.strides.iter().all(|stride| aligned(*stride)) {
-            return Err(Failure::bad(ALIGNMENT));
-        }
-        let bounds = Failure::bad(BOUNDS);
-        let mut bytes = u64::from(row) * ELEMENT as u64;
-        for (stride, count) in plain.strides.iter().zip(counts) {
-            let last = u64::from(count.saturating_sub(1));
-            let reach = stride.checked_mul(last).ok_or(bounds)?;
-            bytes = bytes.checked_add(reach).ok_or(bounds)?;
-        }
+        let bytes = plain_bytes(plain, row, counts)?;
         let bound = buffers.bind(plain.buffer, plain.offset, bytes)?;
-        let mut rows = Strided {
-            row: usize::try_from(row).map_err(|_| bounds)?,
-            counts: [1; 3],
-            strides: [0; 3],
-        };
-        for (i, (stride, count)) in plain.strides.into_iter().zip(counts).enumerate() {
-            rows.counts[i] = usize::try_from(count).map_err(|_| bounds)?;
-            // The stride of a single index has no meaning, and may be too large for a word.
-            if count > 1 {
-                let stride = stride / ELEMENT as u64;
-                rows.strides[i] = usize::try_from(stride).map_err(|_| bounds)?;
-            }
-        }
+        let rows = Strided::new(plain, row, counts)?;
         Ok(Self { bound, rows })
     }
 
@@ -91,7 +66,71 @@ impl<'a> BoundRows<'a> {
     }
 }
 
+/// Checks the alignment of rows of `row` elements, and returns the number of bytes from the first to the last.
+fn plain_bytes(plain: &Plain, row: u32, counts: [u32; 3]) -> Result<u64, Failure> {
+    if plain.reserved != 0 {
+        return Err(Failure::bad(RESERVED));
+    }
+    let aligned = |bytes: u64| bytes.is_multiple_of(ELEMENT as u64);
+    if !aligned(plain.offset) || !plain.strides.iter().all(|stride| aligned(*stride)) {
+        return Err(Failure::bad(ALIGNMENT));
+    }
+    let bounds = Failure::bad(BOUNDS);
+    let mut bytes = u64::from(row) * ELEMENT as u64;
+    for (stride, count) in plain.strides.iter().zip(counts) {
+        let last = u64::from(count.saturating_sub(1));
+        let reach = stride.checked_mul(last).ok_or(bounds)?;
+        bytes = bytes.checked_add(reach).ok_or(bounds)?;
+    }
+    Ok(bytes)
+}
+
+/// Rows that a command names: where they lie, elements of a row, and indices in the outer dimensions, none of them 0.
+pub(super) type NamedRows<'a> = (&'a Plain, u32, [u32; 3]);
+
+/// Checks that results and sources are aligned, that rows of results share nothing, and that sources share nothing with them.
+/// Buffers are told apart by their numbers.
+pub(super) fn accepts_rows<const N: usize>(
+    dst: NamedRows<'_>,
+    sources: [NamedRows<'_>; N],
+) -> Result<(), Failure> {
+    let span = |(plain, row, counts): NamedRows<'_>| {
+        let bytes = plain_bytes(plain, row, counts)?;
+        let end = plain.offset.checked_add(bytes);
+        Ok::<_, Failure>(plain.offset..end.ok_or(Failure::bad(BOUNDS))?)
+    };
+    let results = span(dst)?;
+    let (plain, row, counts) = dst;
+    Strided::new(plain, row, counts)?.disjoint()?;
+    for source in sources {
+        let operand = span(source)?;
+        let apart = operand.end <= results.start || results.end <= operand.start;
+        if source.0.buffer == plain.buffer && !apart {
+            return Err(Refusal::Overlap.into());
+        }
+    }
+    Ok(())
+}
+
 impl Strided {
+    fn new(plain: &Plain, row: u32, counts: [u32; 3]) -> Result<Self, Failure> {
+        let bounds = Failure::bad(BOUNDS);
+        let mut rows = Self {
+            row: usize::try_from(row).map_err(|_| bounds)?,
+            counts: [1; 3],
+            strides: [0; 3],
+        };
+        for (i, (stride, count)) in plain.strides.into_iter().zip(counts).enumerate() {
+            rows.counts[i] = usize::try_from(count).map_err(|_| bounds)?;
+            // The stride of a single index has no meaning, and may be too large for a word.
+            if count > 1 {
+                let stride = stride / ELEMENT as u64;
+                rows.strides[i] = usize::try_from(stride).map_err(|_| bounds)?;
+            }
+        }
+        Ok(rows)
+    }
+
     /// Refuses rows that share elements. With the dimensions sorted by stride, the stride of each
     /// dimension must be at least the extent of all smaller ones together.
     pub(super) fn disjoint(&self) -> Result<(), Failure> {

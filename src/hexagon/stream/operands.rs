@@ -1,13 +1,14 @@
 //! Operands of multiplications: packed weights, activations as the kernels want them.
 
 use half::f16;
+use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
 
 use super::super::layout::WeightLayout;
 use super::super::plan::cost::Cost;
 use super::super::{HexBuffer, pack};
 use super::submission::Step;
-use super::{Graphs, Home, Result, no_memory, offset, operand, refused, word};
+use super::{Graphs, Home, Result, accepted, no_memory, offset, operand, refused, word};
 use crate::graph::{Op, Operation, Role, Tensor};
 use crate::tensor::DType;
 
@@ -141,6 +142,7 @@ impl Graphs {
         };
         let nb = act.shape.nb.map(|nb| nb as u64);
         body.src[0] = tensor(from, wire::TYPE_F16, offset(act), nb);
+        accepted(serve::accepts(&body))?;
         step.ops = [Some(Op::Cpy), None, None];
         step.cost = Cost::default();
         self.current.push(step, Wire::new(0, &body), &[to, from]);

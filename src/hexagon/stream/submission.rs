@@ -161,7 +161,7 @@ impl Submission {
 
     /// Names the result of the next command. Returns its buffer's number.
     pub(super) fn result(&mut self, tensor: &Tensor, home: &HexBuffer) -> u32 {
-        let seen_by_cpu = home.shared && (tensor.role == Role::Result || home.is_used_by_cpu());
+        let seen_by_cpu = home.shared && (tensor.role != Role::State || home.is_used_by_cpu());
         let named = self.name(&home.memory);
         if seen_by_cpu {
             // Lines that the CPU still holds must not be written over the result later: those of a

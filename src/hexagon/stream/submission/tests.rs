@@ -44,7 +44,7 @@ fn what_the_cpu_may_have_written_in_place_is_cleaned_and_what_it_may_read_is_inv
         (packed, Role::Weights, false, false),
         (packed, Role::State, false, false),
         (packed, Role::Result, false, false),
-        (shared, Role::Weights, true, false),
+        (shared, Role::Weights, true, true),
         (shared, Role::State, false, false),
         (shared, Role::Result, false, true),
         (used, Role::Weights, true, true),
