@@ -129,6 +129,27 @@ fn copy_in(memory: &Memory, start: usize, count: usize, put: impl Fn(usize, &mut
     }
 }
 
+/// Packs all rows of a weight to `start` in memory, piece by piece: others wait for no more than the copy of one. Panels are
+/// made from nothing, padding too.
+pub(super) fn pack_all(
+    memory: &Memory,
+    layout: &WeightLayout,
+    start: usize,
+    rows: &[u8],
+    dequantize: Option<&dyn Dequantize>,
+) {
+    let mut packed = Vec::new();
+    for touched in pack::pieces(layout, 0..layout.count() * layout.matrix.n()) {
+        let area = pack::bytes_of(layout, &touched);
+        packed.clear();
+        packed.resize(area.len(), 0);
+        pack::pack_rows(layout, &mut packed, touched, rows, dequantize);
+        copy_in(memory, start + area.start, packed.len(), |at, out| {
+            out.copy_from_slice(&packed[at..][..out.len()]);
+        });
+    }
+}
+
 impl HexBuffer {
     /// Allocates a buffer of `bytes`.
     ///
@@ -293,24 +314,6 @@ impl HexBuffer {
         });
     }
 
-    /// Packs all rows of a tensor. Panels are made from nothing, padding too.
-    fn pack_all(
-        &self,
-        layout: &WeightLayout,
-        start: usize,
-        rows: &[u8],
-        dequantize: Option<&dyn Dequantize>,
-    ) {
-        let mut out = Vec::new();
-        for touched in pack::pieces(layout, 0..layout.count() * layout.matrix.n()) {
-            let area = pack::bytes_of(layout, &touched);
-            out.clear();
-            out.resize(area.len(), 0);
-            pack::pack_rows(layout, &mut out, touched, rows, dequantize);
-            self.put(start + area.start, &out);
-        }
-    }
-
     /// Writes all of a packed tensor, as the loading of a model does.
     fn write_whole(&self, tensor: &Tensor, start: usize, packed: &Packed, bytes: &[u8]) {
         let layout = &packed.layout;
@@ -345,7 +348,7 @@ impl HexBuffer {
                 },
             );
         } else if !take(layout) {
-            self.pack_all(layout, start, bytes, tensor.dequantize);
+            pack_all(&self.memory, layout, start, bytes, tensor.dequantize);
         }
     }
 
@@ -366,7 +369,7 @@ impl HexBuffer {
         let layout = packed.layout.without_groups().expect("groups");
         if let Some(plain) = &packed.plain {
             let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
-            self.pack_all(&layout, start, &plain, None);
+            pack_all(&self.memory, &layout, start, &plain, None);
         }
         self.replace(
             start,
@@ -422,7 +425,7 @@ impl HexBuffer {
             // Rows that are not written now keep what they had.
             self.unpack(&(start..end));
             copy_out(&self.memory, start, &mut plain);
-            self.pack_all(&layout, start, &plain, tensor.dequantize);
+            pack_all(&self.memory, &layout, start, &plain, tensor.dequantize);
         }
         let packed = Packed {
             layout,

@@ -4,6 +4,7 @@ use half::f16;
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
 
+use super::super::buffer::pack_all;
 use super::super::layout::WeightLayout;
 use super::super::plan::cost::Cost;
 use super::super::{HexBuffer, pack};
@@ -92,11 +93,7 @@ impl Graphs {
             )));
         }
         let scratch = self.current.scratch(&self.device.npu, layout.bytes())?;
-        scratch.write(0..layout.bytes(), |out| {
-            out.fill(0);
-            let touched = 0..src0.shape.rows();
-            pack::pack_rows(layout, out, touched, &rows, src0.dequantize);
-        });
+        pack_all(scratch, layout, 0, &rows, src0.dequantize);
         Ok(scratch.number())
     }
 
