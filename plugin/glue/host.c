@@ -64,6 +64,7 @@
   X(size_t, ggml_tensor_overhead, (void), ())                                  \
   X(size_t, ggml_nbytes, (const struct ggml_tensor *tensor), (tensor))         \
   X(bool, ggml_is_empty, (const struct ggml_tensor *tensor), (tensor))         \
+  X(bool, ggml_is_contiguous, (const struct ggml_tensor *tensor), (tensor))    \
   X(const char *, ggml_get_name, (const struct ggml_tensor *tensor), (tensor)) \
   X(const struct ggml_type_traits *, ggml_get_type_traits,                     \
     (enum ggml_type type), (type))                                             \
