@@ -270,17 +270,12 @@ pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) ->
         entry(device).is_some_and(|entry| {
             operation(node).is_none_or(|operation| entry.device.prefers_cpu(&operation))
         }) && !node.src.iter().any(|tensor| {
+            // The CPU would find zeros. The device computes with such weights, or says that it cannot.
             // SAFETY: the caller promises it.
             let operand = unsafe { in_buffer(tensor) };
-            operand.is_some_and(|(buffer, tensor)| is_released(buffer, &tensor))
+            operand.is_some_and(|(buffer, tensor)| !buffer.has_bytes(&tensor))
         })
     })
-}
-
-/// Returns `true` if the bytes of a tensor were released when it was packed: the CPU would find zeros. The device computes with
-/// them, or says that it cannot.
-fn is_released(buffer: &dyn Buffer, tensor: &Tensor) -> bool {
-    !tensor.span().is_empty() && buffer.read(tensor, 0, &mut [0]).is_err()
 }
 
 /// Makes what the device wrote of a tensor visible to the CPU, which is about to read or write it

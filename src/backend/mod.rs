@@ -154,6 +154,11 @@ pub trait Buffer: Any + Debug + Send + Sync {
     /// If the range is not inside the buffer.
     fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) -> Result<()>;
 
+    /// Returns `true` if the bytes of a tensor are there, and were not released when it was packed.
+    fn has_bytes(&self, _tensor: &Tensor) -> bool {
+        true
+    }
+
     /// Fills the whole buffer; nothing in it is packed any more.
     fn clear(&self, value: u8);
 

@@ -129,6 +129,13 @@ fn copy_in(memory: &Memory, start: usize, count: usize, put: impl Fn(usize, &mut
     }
 }
 
+/// Writes bytes from `start` on, in pieces.
+pub(super) fn put(memory: &Memory, start: usize, bytes: &[u8]) {
+    copy_in(memory, start, bytes.len(), |at, out| {
+        out.copy_from_slice(&bytes[at..at + out.len()]);
+    });
+}
+
 /// Packs all rows of a weight to `start` in memory, piece by piece: others wait for no more than the copy of one. Panels are
 /// made from nothing, padding too.
 pub(super) fn pack_all(
@@ -144,9 +151,7 @@ pub(super) fn pack_all(
         packed.clear();
         packed.resize(area.len(), 0);
         pack::pack_rows(layout, &mut packed, touched, rows, dequantize);
-        copy_in(memory, start + area.start, packed.len(), |at, out| {
-            out.copy_from_slice(&packed[at..][..out.len()]);
-        });
+        put(memory, start + area.start, &packed);
     }
 }
 
@@ -304,14 +309,8 @@ impl HexBuffer {
                 copy_out(&self.memory, start + area.start, &mut out);
             }
             pack(rows, &mut out);
-            self.put(start + area.start, &out);
+            put(&self.memory, start + area.start, &out);
         }
-    }
-
-    fn put(&self, start: usize, bytes: &[u8]) {
-        copy_in(&self.memory, start, bytes.len(), |at, out| {
-            out.copy_from_slice(&bytes[at..at + out.len()]);
-        });
     }
 
     /// Writes all of a packed tensor, as the loading of a model does.
@@ -333,7 +332,7 @@ impl HexBuffer {
                 source: bytes,
                 layout: pack::tag(layout),
             };
-            let put = |at: usize, piece: &[u8]| self.put(start + at, piece);
+            let put = |at: usize, piece: &[u8]| put(&self.memory, start + at, piece);
             self.packs.take_pieces(&wanted, layout.bytes(), put)
         };
         let is_in_pack = |groups: &WeightLayout| self.packs.has(tensor.name, &pack::tag(groups));
@@ -498,7 +497,7 @@ impl HexBuffer {
             }
             let mut plain = vec![0; held.bytes];
             held.read(&self.memory, *start, 0, &mut plain);
-            self.put(*start, &plain);
+            put(&self.memory, *start, &plain);
             (self.unpacked.lock())
                 .unwrap_or_else(PoisonError::into_inner)
                 .insert(*start);
@@ -530,7 +529,11 @@ impl Buffer for HexBuffer {
         all.iter().filter_map(Weak::upgrade).find_map(|memory| {
             let start = address.checked_sub(memory.base())?;
             let end = start.checked_add(bytes)?;
-            (end <= memory.bytes()).then(|| memory.read(start..end, <[u8]>::to_vec))
+            (end <= memory.bytes()).then(|| {
+                let mut out = vec![0; bytes];
+                copy_out(&memory, start, &mut out);
+                out
+            })
         })
     }
 

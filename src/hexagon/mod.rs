@@ -385,9 +385,9 @@ fn factors(operation: &Operation) -> usize {
         (Op::MulMat | Op::MulMatId, Some(src0)) => match WeightLayout::new(src0) {
             // Multiplied as they lie where they are not packed, and so are both factors then.
             Some(layout) if layout.form == Conversion::Halved => 1,
-            // Activations in F32 are read as they lie, others are converted by the host.
+            // Packed activations in F16 are converted by the host, others are read as they lie.
             Some(_) => match &operation.src[1] {
-                Some(src1) if src1.dtype != DType::F32 => 2,
+                Some(src1) if src1.dtype == DType::F16 => 2,
                 _ => 1,
             },
             None => 0,

@@ -310,6 +310,12 @@ impl Buffer for RkBuffer {
         Ok(())
     }
 
+    fn has_bytes(&self, tensor: &Tensor) -> bool {
+        (self.contents())
+            .check(tensor, &tensor.span(), false, "read")
+            .is_ok()
+    }
+
     /// After this, nothing in it is packed.
     fn clear(&self, value: u8) {
         let mut contents = self.contents_mut();

@@ -421,7 +421,34 @@ fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
         let want = mul_mat(act, &layer.w.values, K);
         assert!(nmse(have, &want) <= 1e-4);
     }
+    // As activations of a product that is computed as the factors lie.
+    let floats = Weight::random(&mut Numbers::new(6), Kind::Bf16, [K, M, 1, 1]);
+    let home = buffer_with(&device, &floats, Place::Packed);
+    layer.compute(&stream, 0);
+    let square = Tensor {
+        role: Role::Result,
+        ..tensor(
+            "square",
+            DType::F32,
+            [M, M, 1, 1],
+            layer.results[0].packed_offset,
+        )
+    };
+    let mut node = layer.node(
+        Op::MulMat,
+        square,
+        &[layer.cache, floats.tensor(0, Place::Packed)],
+    );
+    node.src[0] = Some(&layer.memory);
+    node.src[1] = Some(&home);
+    stream.submit(0, &mut [node]).unwrap();
+    let have = read(&square, &layer.memory);
+    for (have, act) in have.chunks_exact(M).zip(floats.values.chunks_exact(K)) {
+        let want = mul_mat(act, &layer.result(), K);
+        assert!(nmse(have, &want) <= 1e-4);
+    }
     // As a result: the first plane.
+    let floats = Weight::random(&mut Numbers::new(5), Kind::F32, [K, M, 2, 1]);
     let home = buffer_with(&device, &floats, Place::Packed);
     let plane = Tensor {
         shape: layer.x.shape,

@@ -141,7 +141,7 @@ impl Strided {
             if self.strides[i] < extent {
                 return Err(Failure::bad(ROWS));
             }
-            // All of it lies in the buffer, so nothing overflows.
+            // The bytes of all rows were counted before, so nothing overflows.
             extent += self.strides[i] * (self.counts[i] - 1);
         }
         Ok(())

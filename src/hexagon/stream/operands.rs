@@ -4,7 +4,7 @@ use half::f16;
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
 
-use super::super::buffer::pack_all;
+use super::super::buffer::{pack_all, put};
 use super::super::layout::WeightLayout;
 use super::super::plan::cost::Cost;
 use super::super::{HexBuffer, pack};
@@ -114,13 +114,12 @@ impl Graphs {
             // reads them. No earlier command writes them: it would have found them put back.
             let halves = gather(act, home, k * 2);
             self.current.once = true;
+            let halves = halves.as_chunks().0.iter();
+            let floats: Vec<_> = halves
+                .map(|half| f16::from_le_bytes(*half).to_f32().to_le_bytes())
+                .collect();
             let scratch = self.current.scratch(&self.device.npu, bytes)?;
-            scratch.write(0..halves.len() * 2, |out| {
-                let halves = halves.as_chunks().0.iter();
-                for (out, half) in out.as_chunks_mut::<4>().0.iter_mut().zip(halves) {
-                    *out = f16::from_le_bytes(*half).to_f32().to_le_bytes();
-                }
-            });
+            put(scratch, 0, floats.as_flattened());
             return Ok(plain(scratch.number()));
         }
         let to = (self.current.scratch(&self.device.npu, bytes)?).number();
