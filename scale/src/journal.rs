@@ -182,16 +182,15 @@ impl Journal {
     fn line(&mut self, line: &impl Serialize) -> Result<(), Error> {
         let bytes = line_of(line, &self.path)?;
         let io = Error::io(&self.path);
-        let whole = self.file.metadata().map_err(&io)?.len();
         if self.is_cut {
             return Err(io(io::Error::other("its last line is not whole")));
         }
-        let written = self.file.write_all(&bytes);
-        if written.is_err() {
+        let whole = self.file.metadata().map_err(&io)?.len();
+        if let Err(error) = self.file.write_all(&bytes) {
             // Of problems that are solved at the same time another one may find room again.
             self.is_cut = self.file.set_len(whole).is_err();
+            return Err(io(error));
         }
-        written.map_err(&io)?;
         self.file.sync_data().map_err(&io)
     }
 }
@@ -311,6 +310,9 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<(RunSettings, Vec<Solved>), Er
     for (index, line) in lines {
         let entry: Solved =
             serde_json::from_slice(line).map_err(|error| failed(index + 1, error.to_string()))?;
+        if entry.tokens > MAX_TOKENS.saturating_mul(u16::MAX.into()) {
+            return Err(failed(index + 1, format!("{} tokens", entry.tokens)));
+        }
         if let Some(solution) = (entry.solutions.iter()).find(|it| it.tokens > MAX_TOKENS) {
             let reason = format!(
                 "{} tokens of a solution, at most {MAX_TOKENS}",

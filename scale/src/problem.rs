@@ -111,16 +111,22 @@ fn problem(object: &Map<String, Value>, line: usize) -> Result<Problem, String> 
     })
 }
 
+/// Digits of a decimal fraction that 64 bits hold exactly enough to print it again.
+const MOST_DIGITS: usize = 15;
+
 /// Returns a text or a number as text: 18.0 is `18`.
 ///
 /// # Errors
-/// The name of a field with a number that was read as a rounded one, which has an exponent then.
+/// The name of a field with a number that may have been rounded when it was read: a fraction of more than
+/// [`MOST_DIGITS`] digits, or a number with an exponent.
 fn words(name: &str, value: &Value) -> Result<Option<String>, String> {
     Ok(match value {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => {
             let text = number.to_string();
-            if text.contains('e') {
+            let digits = text.trim_start_matches(['-', '0', '.']);
+            let digits = digits.bytes().filter(u8::is_ascii_digit).count();
+            if text.contains('e') || number.is_f64() && digits > MOST_DIGITS {
                 return Err(format!("field {name:?} is about {text}: write it as text"));
             }
             Some(text.strip_suffix(".0").map(str::to_owned).unwrap_or(text))
@@ -144,6 +150,7 @@ mod tests {
             ("18.0", "18"),
             ("18446744073709551615", "18446744073709551615"),
             ("-0.001", "-0.001"),
+            ("0.123456789012345", "0.123456789012345"),
         ] {
             assert_eq!(answer(number).unwrap(), digits);
         }
@@ -152,6 +159,8 @@ mod tests {
             "18446744073709551616",
             "1e-6",
             "0.000001",
+            "9007199254740993.0",
+            "0.1234567890123456789",
         ] {
             let error = answer(number).unwrap_err().to_string();
             assert!(

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::Error;
+use crate::journal::MAX_TOKENS;
 
 /// Longest body that is read: embeddings of a few thousand tokens, as text.
 const MAX_BODY_BYTES: u64 = 512 << 20;
@@ -272,6 +273,10 @@ impl LlamaServer {
             for answer in answers {
                 let raw = serde_json::from_value::<RawCompletion>(answer);
                 let raw = raw.map_err(|error| self.garbage("/completion", error.to_string()))?;
+                if raw.tokens_predicted > MAX_TOKENS {
+                    let reason = format!("{} tokens, at most {MAX_TOKENS}", raw.tokens_predicted);
+                    return Err(self.garbage("/completion", reason));
+                }
                 all.push(raw.into());
             }
         }

@@ -128,6 +128,8 @@ impl PowerSource {
             let sampler = scope.spawn(move || {
                 let (mut sum, mut count) = (0.0, 0.0);
                 loop {
+                    // Asked first, so that the last reading is behind the end of the work.
+                    let is_last = is_done.load(Ordering::Relaxed);
                     let watts = self.watts().map_err(|error| {
                         meter.fail();
                         error.to_string()
@@ -137,7 +139,7 @@ impl PowerSource {
                     last = now;
                     sum += watts;
                     count += 1.0;
-                    if is_done.load(Ordering::Relaxed) {
+                    if is_last {
                         return Ok::<f64, String>(sum / count);
                     }
                     thread::sleep(INTERVAL);
