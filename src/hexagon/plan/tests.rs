@@ -124,6 +124,18 @@ fn products_whose_operands_do_not_fit_are_refused() {
                 ids.shape.ne[1] = 8
             }),
             ("two volumes", false, |[_, _, act, _]| act.shape.ne[3] = 2),
+            ("4096 choices", true, |[dst, _, _, ids]| {
+                (*dst, *ids) = (
+                    tensor(DType::F32, [32, 4096, 7, 1]),
+                    tensor(DType::I32, [4096, 7, 1, 1]),
+                );
+            }),
+            ("4097 choices", false, |[dst, _, _, ids]| {
+                (*dst, *ids) = (
+                    tensor(DType::F32, [32, 4097, 7, 1]),
+                    tensor(DType::I32, [4097, 7, 1, 1]),
+                );
+            }),
         ],
     );
 }
