@@ -112,7 +112,10 @@ def run(name, shard, tree):
     if not outcomes.is_file():
         raise Problem(f"cargo mutants made no result; its output is in target/logs/{log.name}")
     counts = json.loads(outcomes.read_text(encoding="utf-8"))
-    return {kind: counts[kind] for kind in ("caught", "missed", "timeout", "unviable")}
+    counts = {kind: counts[kind] for kind in ("caught", "missed", "timeout", "unviable")}
+    if not any(counts.values()):
+        raise Problem(f"{name}: no fault was put in, see target/logs/{log.name}")
+    return counts
 
 
 def count(name, shard, tree):
@@ -121,7 +124,7 @@ def count(name, shard, tree):
     # A fault that makes a test wait for ever is noticed, too.
     noticed = counts["caught"] + counts["timeout"]
     seen = noticed + counts["missed"]
-    share = noticed / seen if seen else 0.0
+    share = noticed / seen if seen else 1.0
     print(f"   {name}: {noticed} of {seen} noticed ({share:.0%}), {counts['timeout']} of them by waiting for ever; "
           f"{counts['unviable']} do not compile", flush=True)
     return share >= LEAST
