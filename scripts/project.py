@@ -105,7 +105,7 @@ def binary(name, version=LLAMA_VERSION):
 
 def toml(path):
     """Returns the tables of a TOML file."""
-    # Not in a Python that is too old, which is said above.
+    # An older Python, which is refused above, does not have it.
     import tomllib
     return tomllib.loads(path.read_text(encoding="utf-8"))
 

@@ -111,7 +111,7 @@ fn problem(object: &Map<String, Value>, line: usize) -> Result<Problem, String> 
     })
 }
 
-/// Digits of a decimal fraction that 64 bits hold exactly enough to print it again.
+/// Most digits of a decimal fraction that a float of 64 bits prints again as they were.
 const MOST_DIGITS: usize = 15;
 
 /// Returns a text or a number as text: 18.0 is `18`.
