@@ -12,9 +12,10 @@
 //! | [`selftest`] | small graphs that an NPU must compute right before it is offered |
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::Duration;
 
 use hexagon_ops::wire::Power;
@@ -94,6 +95,9 @@ pub struct HexDevice {
     /// Number of changes that invalidate remembered submissions: weights packed again, caches that
     /// the CPU begins to use.
     changes: Arc<AtomicU64>,
+    /// Held by streams from planning to results, and alone by one that puts packed tensors back, which others may have planned
+    /// to use.
+    layouts: RwLock<()>,
     packs: OnceLock<Arc<Packs>>,
     trace: Option<Trace>,
     shared: SharedBuffers,
@@ -203,6 +207,7 @@ impl HexDevice {
             repack: options.repack,
             activations: options.activations,
             changes: Arc::default(),
+            layouts: RwLock::default(),
             packs: OnceLock::new(),
             trace,
             shared: SharedBuffers::default(),
@@ -263,6 +268,17 @@ impl HexDevice {
     /// Returns the number of changes that invalidate remembered submissions.
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
+    }
+
+    /// Keeps packed tensors as they are until it is dropped, except for writes.
+    fn layouts(&self) -> RwLockReadGuard<'_, ()> {
+        self.layouts.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts packed tensors back into ggml's layout, while no stream computes with them.
+    fn put_back(&self, packed: &[(&HexBuffer, Range<usize>)]) {
+        let _alone = (self.layouts.write()).unwrap_or_else(PoisonError::into_inner);
+        (packed.iter()).for_each(|(home, range)| home.unpack(range));
     }
 
     /// Returns the bytes of the largest tensor that is taken.

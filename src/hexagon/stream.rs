@@ -91,13 +91,24 @@ impl Stream for HexStream {
 
     fn submit(&self, uid: u64, nodes: &mut [Node]) -> Result<()> {
         let mut graphs = self.graphs();
+        let mut layouts = self.device.layouts();
         graphs.reset();
         for (number, node) in nodes.iter().enumerate() {
-            // An earlier node's failure, found because its result was needed, has that node's number.
-            graphs.push(number, node).map_err(|failed| GraphError {
+            let node_of = |failed: GraphError| GraphError {
+                // An earlier node's failure, found because its result was needed, has that node's number.
                 node: failed.node.or(Some(number)),
                 ..failed
-            })?;
+            };
+            let packed = graphs.packed_but_read_plain(node);
+            if !packed.is_empty() {
+                // Earlier commands may read the operand unchanged, and may compute its content. After them nothing is planned, so
+                // other streams may put tensors back as well.
+                graphs.run_pending().map_err(node_of)?;
+                drop(layouts);
+                self.device.put_back(&packed);
+                layouts = self.device.layouts();
+            }
+            graphs.push(number, node).map_err(node_of)?;
         }
         graphs.current.run(&self.device)?;
         if uid != 0 && !graphs.current.once {
@@ -107,7 +118,9 @@ impl Stream for HexStream {
     }
 
     fn replay(&self, uid: u64) -> Option<Result<()>> {
-        let result = self.graphs().replay(uid)?;
+        let mut graphs = self.graphs();
+        let _layouts = self.device.layouts();
+        let result = graphs.replay(uid)?;
         Some(result.map_err(GraphError::from))
     }
 }
@@ -146,18 +159,11 @@ impl Graphs {
             return Ok(());
         }
         let (dst, src) = (home(node.dst), node.src.map(home));
-        let operation = &self.unpacked(&node.operation, dst, src)?;
-        let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
-        if let (Op::MulMat | Op::MulMatId, Some(src0), Some(home)) =
-            (operation.op, &operation.src[0], src[0])
-            && matches!(src0.dtype, DType::F32 | DType::Bf16)
-            && home.is_packed(src0)
-            && (home.find(src0).is_none() || plan::command(vtcm_bytes, operation, true).is_err())
-        {
-            // A part of a packed tensor, or operands that tiles are not multiplied with: floats are
-            // also multiplied as they lie.
-            self.put_back(home, &src0.span())?;
+        let operation = &self.device.with_places(&node.operation);
+        if let Some(home) = dst {
+            home.note_written(operation.dst.span());
         }
+        let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
         let last = self.last.take();
         let mut command = self.plan(vtcm_bytes, operation, src[0])?;
         self.choose_kernels(&mut command);
@@ -285,39 +291,35 @@ impl Graphs {
         Ok(())
     }
 
-    /// Returns the operation with its operands in ggml's layout, except those that multiplications
-    /// take packed.
+    /// Returns the operands, and their buffers, that are packed and must not be when the node is computed.
     ///
     /// Operations other than multiplications were accepted before their buffers were known: with everything packed that can
     /// be (`GGML_RUST_NPU_REPACK=always`), and of weights in floats, which other operations read as well. A graph may also
     /// write over weights.
-    fn unpacked<'a>(
-        &mut self,
-        operation: &Operation<'a>,
-        dst: Home,
-        src: [Home; MAX_SOURCES],
-    ) -> Result<Operation<'a>> {
-        let operation = self.device.with_places(operation);
-        let others = operation.src.iter().zip(src).skip(factors(&operation));
-        let others = others.filter_map(|(tensor, home)| Some((tensor.as_ref()?, home?)));
-        for (tensor, home) in others.chain(dst.map(|home| (&operation.dst, home))) {
-            let range = tensor.span();
-            if home.holds_packed(&range) {
-                self.put_back(home, &range)?;
-            }
+    fn packed_but_read_plain<'a>(&self, node: &Node<'a>) -> Vec<(&'a HexBuffer, Range<usize>)> {
+        if node.operation.computes_nothing() {
+            return Vec::new();
         }
-        if let Some(home) = dst {
-            home.note_written(operation.dst.span());
+        let (dst, src) = (home(node.dst), node.src.map(home));
+        let operation = &self.device.with_places(&node.operation);
+        let others = operation.src.iter().zip(src).skip(factors(operation));
+        let others = others.filter_map(|(tensor, home)| Some((home?, tensor.as_ref()?.span())));
+        let others = others.chain(dst.map(|home| (home, operation.dst.span())));
+        let mut packed: Vec<_> = others
+            .filter(|(home, range)| home.holds_packed(range))
+            .collect();
+        let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
+        if let (Op::MulMat | Op::MulMatId, Some(src0), Some(home)) =
+            (operation.op, &operation.src[0], src[0])
+            && matches!(src0.dtype, DType::F32 | DType::Bf16)
+            && home.is_packed(src0)
+            && (home.find(src0).is_none() || plan::command(vtcm_bytes, operation, true).is_err())
+        {
+            // A part of a packed tensor, or operands that tiles are not multiplied with: floats are
+            // also multiplied as they lie.
+            packed.push((home, src0.span()));
         }
-        Ok(operation)
-    }
-
-    /// Puts the packed tensors of a range back into ggml's layout.
-    fn put_back(&mut self, home: &HexBuffer, range: &Range<usize>) -> Result<()> {
-        // Earlier commands may read the operand unchanged, and may compute its content.
-        self.run_pending()?;
-        home.unpack(range);
-        Ok(())
+        packed
     }
 
     /// Runs the commands that were collected so far, because the host is about to read or change

@@ -1,9 +1,9 @@
 //! Buffers keep every byte, packed or not: against a plain vector.
 
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, Barrier, OnceLock, mpsc};
 use std::time::Duration;
 
-use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
+use ggml_rust_npu::backend::{Buffer, Content, Device, Node, Stream};
 use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Tensor, sources};
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
@@ -478,4 +478,57 @@ fn a_weight_that_does_not_begin_at_a_line_is_packed_when_it_is_used() {
     let want = reference::mul_mat(&act, &w.values, 64);
     let error = reference::nmse(&work.result(), &want);
     assert!(error <= 2e-6, "{error:.2e}");
+}
+
+/// A weight in floats that another stream reads as it lies was put back into ggml's layout while a graph was planned that
+/// multiplies with its packed form: wrong numbers.
+#[test]
+fn a_weight_is_put_back_while_no_other_stream_plans_with_it() {
+    const K: usize = 64;
+    let device = device();
+    let mut numbers = Numbers::new(16);
+    let w = Weight::random(&mut numbers, Kind::F32, [K, K, 2, 1]);
+    let act = numbers.floats(2 * K);
+    let want = [0, 1].map(|plane| reference::mul_mat(&act[plane * K..][..K], w.matrix(plane), K));
+    let weight = w.tensor(0, Place::Device);
+    fn negative<'a>(from: Tensor<'static>, home: &'a HexBuffer, out: &'a HexBuffer) -> Node<'a> {
+        let operation = Operation {
+            op: Op::Neg,
+            params: [0; PARAMS],
+            dst: Tensor {
+                packed_offset: 0,
+                ..from
+            },
+            src: sources(&[from]),
+        };
+        let mut src = [None; MAX_SOURCES];
+        src[0] = Some(home);
+        node(operation, Some(out), src)
+    }
+    for round in 0..40 {
+        let home = buffer_with(&device, &w, Place::Packed);
+        let out = HexBuffer::new(&device, w.bytes.len(), false).unwrap();
+        let begin = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let stream = HexStream::new(Arc::clone(&device));
+                begin.wait();
+                // At another moment of the other stream's planning each time.
+                std::thread::sleep(Duration::from_micros(100 * round));
+                stream
+                    .submit(0, &mut [negative(weight, &home, &out)])
+                    .unwrap();
+            });
+            let work = Work::new(&device, &act, [K, 1, 2, 1], [K, 1, 2, 1], &[]).unwrap();
+            let other = HexBuffer::new(&device, size_of_val(&act[..]), false).unwrap();
+            let stream = HexStream::new(Arc::clone(&device));
+            // The rest takes long to plan.
+            let mut nodes = vec![work.node(Op::MulMat, weight, &home)];
+            nodes.extend((0..500).map(|_| negative(work.act, &work.buffer, &other)));
+            begin.wait();
+            stream.submit(0, &mut nodes).unwrap();
+            let error = reference::nmse(&work.result(), &want.concat());
+            assert!(error <= 1e-4, "round {round}: {error:.2e}");
+        });
+    }
 }
