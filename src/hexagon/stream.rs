@@ -28,8 +28,13 @@ pub(super) mod trace;
 /// A failure has the number of its node once it is known.
 type Result<T> = std::result::Result<T, GraphError>;
 
-/// Graphs that are remembered: a program computes few by turns.
-const MAX_REMEMBERED: usize = 8;
+/// Graphs that are remembered whatever they hold: a program computes few by turns.
+const FEW: usize = 8;
+/// Graphs that are remembered while they hold little: if some layers are the CPU's, a token has a graph for each stretch of
+/// others, and all of them come again in the same order.
+const MAX_REMEMBERED: usize = 256;
+/// Bytes that more than [`FEW`] graphs may hold, by [`Submission::held_bytes`].
+const MAX_HELD_BYTES: usize = 64 << 20;
 
 /// A stream of graphs on one Hexagon NPU: a graph is one submission, which is remembered.
 #[derive(Debug)]
@@ -46,6 +51,8 @@ struct Graphs {
     current: Submission,
     /// The last command, if nothing but the next node reads its result.
     last: Option<Last>,
+    /// The current graph has no number.
+    is_part: bool,
     /// Submissions by the number that ggml gives graphs, and when they were used last.
     remembered: HashMap<u64, (u64, Submission)>,
     clock: u64,
@@ -69,6 +76,7 @@ impl HexStream {
             device: Arc::clone(&device),
             current: Submission::default(),
             last: None,
+            is_part: false,
             remembered: HashMap::new(),
             clock: 0,
         };
@@ -93,6 +101,7 @@ impl Stream for HexStream {
         let mut graphs = self.graphs();
         let mut layouts = self.device.layouts();
         graphs.reset();
+        graphs.is_part = uid == 0;
         for (number, node) in nodes.iter().enumerate() {
             let node_of = |failed: GraphError| GraphError {
                 // An earlier node's failure, found because its result was needed, has that node's number.
@@ -181,7 +190,8 @@ impl Graphs {
                 let operands = [&mut body.dst, a, b, c];
                 self.operands(operands, operation, dst, src)?;
                 if let Some(home) = dst {
-                    self.current.shows_cache(operation, home, src[1]);
+                    self.current
+                        .shows_cache(operation, home, src[1], self.is_part);
                 }
                 // The planner did not know where operands lie.
                 accepted(serve::accepts(&body))?;
@@ -354,15 +364,20 @@ impl Graphs {
 
     /// Keeps the graph at hand under a number.
     fn remember(&mut self, graph: u64) {
-        let next = if self.remembered.len() < MAX_REMEMBERED {
-            Submission::default()
-        } else {
+        let held = |(_, submission): &(u64, Submission)| submission.held_bytes();
+        let mut held_bytes =
+            self.current.held_bytes() + self.remembered.values().map(held).sum::<usize>();
+        let mut next = Submission::default();
+        while self.remembered.len() >= MAX_REMEMBERED
+            || (self.remembered.len() >= FEW && held_bytes > MAX_HELD_BYTES)
+        {
             let oldest = self.remembered.iter().min_by_key(|(_, (used, _))| *used);
             let oldest = oldest.map_or(0, |(graph, _)| *graph);
-            self.remembered
-                .remove(&oldest)
-                .map_or_else(Submission::default, |(_, old)| old)
-        };
+            if let Some(forgotten) = self.remembered.remove(&oldest) {
+                held_bytes -= held(&forgotten);
+                next = forgotten.1;
+            }
+        }
         let current = std::mem::replace(&mut self.current, next);
         self.clock += 1;
         self.remembered.insert(graph, (self.clock, current));

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use hexagon_ops::wire::Command;
+use hexagon_ops::wire::{Command, MAX_BUFFERS};
 
 use super::super::buffer::Ranges;
 use super::super::{HexBuffer, HexDevice};
@@ -91,6 +91,9 @@ impl Step {
     }
 }
 
+/// Bytes that the number of a buffer counts as in [`Submission::held_bytes`].
+const NUMBER_BYTES: usize = 128 << 10;
+
 /// Most nodes of a command.
 pub(super) const MAX_FUSED: usize = 3;
 
@@ -123,6 +126,14 @@ impl Submission {
         self.taken = 0;
         self.once = false;
         self.changes = changes;
+    }
+
+    /// Returns the bytes that it keeps while it is remembered. A buffer of the device counts as more than it has, because there
+    /// are few numbers for buffers ([`MAX_BUFFERS`]).
+    pub(super) fn held_bytes(&self) -> usize {
+        let buffers = self.scratch.iter().chain(&self.list);
+        let of_device: usize = buffers.map(|buffer| buffer.bytes() + NUMBER_BYTES).sum();
+        self.batch.list_bytes() + size_of_val(&*self.steps) + of_device
     }
 
     /// Adds a command.
@@ -175,11 +186,13 @@ impl Submission {
     /// Notes what the next command writes into a cache that the CPU does not use, as far as is known.
     ///
     /// - `home`, `numbers`: the buffers of its result and of its second source
+    /// - `is_part`: its graph has no number, as parts of a graph whose nodes a program looks at
     pub(super) fn shows_cache(
         &mut self,
         operation: &Operation,
         home: &HexBuffer,
         numbers: Option<&HexBuffer>,
+        is_part: bool,
     ) {
         let cache = &operation.dst;
         if !home.shared || cache.role != Role::State || home.is_used_by_cpu() {
@@ -202,6 +215,9 @@ impl Submission {
                     home.mark_cpu_reader();
                     self.named[index].inputs.insert(cache.span());
                     self.named[index].results.insert(0..home.memory.bytes());
+                } else if is_part {
+                    // llama-eval-callback reads each node's result in place.
+                    self.named[index].results.insert(cache.span());
                 }
             }
             // A context that is shifted turns all keys, a sequence that begins clears its state.

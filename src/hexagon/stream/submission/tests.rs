@@ -91,7 +91,7 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
             src: sources(&[row(Role::Result), row(numbers)]),
         };
         let mut submission = Submission::default();
-        submission.shows_cache(&operation, home, Some(&shared));
+        submission.shows_cache(&operation, home, Some(&shared), false);
         let all = submission
             .named
             .iter()
@@ -124,6 +124,28 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
     }
 }
 
+/// llama-eval-callback printed a state of a recurrence as it had been when it was printed first.
+#[test]
+fn a_state_that_the_dsp_computed_is_shown_to_who_looks_at_nodes() {
+    let device = HexDevice::of_tests();
+    let home = HexBuffer::new(&device, 4096, true).unwrap();
+    let operation = Operation {
+        op: Op::Cpy,
+        params: [0; PARAMS],
+        dst: row(Role::State),
+        src: sources(&[row(Role::Result)]),
+    };
+    for (is_part, want) in [(false, vec![]), (true, vec![256..272])] {
+        let mut submission = Submission::default();
+        submission.shows_cache(&operation, &home, None, is_part);
+        let [named] = &submission.named[..] else {
+            panic!("one buffer is named")
+        };
+        assert_eq!(named.results.iter().collect::<Vec<_>>(), want);
+        assert!(!home.is_used_by_cpu());
+    }
+}
+
 #[test]
 fn a_state_that_the_cpu_computed_tells_that_it_uses_the_buffer() {
     let device = HexDevice::of_tests();
@@ -147,7 +169,7 @@ fn a_state_that_the_cpu_computed_tells_that_it_uses_the_buffer() {
         };
         let home = HexBuffer::new(&device, 4096, true).unwrap();
         let mut submission = Submission::default();
-        submission.shows_cache(&operation, &home, None);
+        submission.shows_cache(&operation, &home, None, false);
         let what = format!("{op:?} of {from:?} to {:?} {:?}", dst.role, dst.dtype);
         assert_eq!(home.is_used_by_cpu(), is_told, "{what}");
         if is_told {
