@@ -214,11 +214,14 @@ const char *npu_device_name(size_t device);
 // Returns the chip, library, driver, and whether it is simulated.
 const char *npu_device_description(size_t device);
 
-// Memory that weights can use: the system's, as far as the device's address spaces reach.
+// Memory that weights can use: the system's, as far as the device's address spaces reach. Several devices each have their part
+// of it, because llama.cpp adds up what it is told.
 //
 // # Safety
 // Both pointers are valid for writes.
-void npu_device_memory(size_t device, size_t *free_bytes, size_t *total_bytes);
+void npu_device_memory(size_t device,
+                       size_t *free_bytes,
+                       size_t *total_bytes);
 
 // Returns `true` if the device computes a node. Reads metadata only.
 //

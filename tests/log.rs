@@ -50,6 +50,20 @@ fn the_host_program_gets_the_lines_of_the_levels_it_asked_for() {
     ];
     assert_eq!(all(), three);
     assert!(log_enabled!(Level::Info) && !log_enabled!(Level::Debug));
+    // A buffer that the machine has no memory for is warned of before the system ends the program for it.
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: two numbers.
+    unsafe { npu_device_memory(0, &raw mut free, &raw mut total) };
+    assert!(total > 0);
+    let asked = |size| {
+        // SAFETY: from `npu_buffer_new`, or NULL.
+        lines(|| unsafe { npu_buffer_free(npu_buffer_new(0, size, false)) })
+    };
+    let is_warning = |(level, line): &(u32, String)| {
+        *level == NPU_LOG_WARN && line.contains(": a buffer of ") && line.contains("(-c)")
+    };
+    assert!(asked(1 << 40).iter().any(is_warning));
+    assert!(!asked(4096).iter().any(is_warning));
     log::set_max_level(LevelFilter::Debug);
     let mut six = three.to_vec();
     six.push(ours(NPU_LOG_DEBUG, "four"));

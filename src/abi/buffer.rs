@@ -8,7 +8,7 @@ use super::types::{NPU_STATUS_FAILED, NPU_STATUS_OK, NpuTensor, metadata, name};
 use super::{NpuBuffer, entry, guard, is_forked, offset_in, release};
 use crate::backend::Content;
 use crate::error::{Error, Result};
-use crate::host_memory::Region;
+use crate::host_memory::{Region, system_memory};
 
 /// Returns the alignment of tensors in a buffer, in bytes.
 #[unsafe(no_mangle)]
@@ -48,6 +48,16 @@ pub extern "C" fn npu_buffer_new(device: usize, size: usize, shared: bool) -> *m
         let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return std::ptr::null_mut();
         };
+        // Before, because the system may end the process for it. llama.cpp does not shorten a context whose caches have no
+        // room: it counts memory that the CPU uses, too, as the CPU's, and looks at the devices'.
+        let (left, _) = system_memory();
+        if size > left && left > 0 {
+            ::log::warn!(
+                "{}: a buffer of {size} bytes is asked for, {left} bytes of memory are left: caches of a smaller context (-c) \
+                 take less",
+                entry.device.name()
+            );
+        }
         match Arc::clone(&entry.device).allocate(size, shared) {
             Ok(buffer) => Box::into_raw(Box::new(NpuBuffer {
                 buffer,

@@ -183,7 +183,8 @@ pub extern "C" fn npu_device_description(device: usize) -> *const c_char {
     entry(device).map_or(c"".as_ptr(), |entry| entry.description.as_ptr())
 }
 
-/// Memory that weights can use: the system's, as far as the device's address spaces reach.
+/// Memory that weights can use: the system's, as far as the device's address spaces reach. Several devices each have their part
+/// of it, because llama.cpp adds up what it is told.
 ///
 /// # Safety
 /// Both pointers are valid for writes.
@@ -195,7 +196,9 @@ pub unsafe extern "C" fn npu_device_memory(
 ) {
     let (free, total) = guard("npu_device_memory", (0, 0), || {
         let entry = entry(device).filter(|_| !is_forked());
-        entry.map_or((0, 0), |entry| entry.device.memory())
+        let (free, total) = entry.map_or((0, 0), |entry| entry.device.memory());
+        let devices = DEVICES.get().map_or(1, |devices| devices.len().max(1));
+        (free / devices, total / devices)
     });
     // SAFETY: the caller promises it.
     unsafe { free_bytes.write(free) };
@@ -362,7 +365,10 @@ pub unsafe extern "C" fn npu_backend_free(backend: *mut NpuBackend) {
     if !backend.is_null() {
         // SAFETY: the caller promises it.
         let backend = unsafe { Box::from_raw(backend) };
-        if let Some(line) = backend.coverage.ended(backend.stream.device_name()) {
+        // A thread of the parent may have held the lock of the counts.
+        if !is_forked()
+            && let Some(line) = backend.coverage.ended(backend.stream.device_name())
+        {
             ::log::info!("{line}");
         }
         release("npu_backend_free", backend);

@@ -291,3 +291,21 @@ fn devices_say_what_they_are_and_what_buffers_they_have() {
         assert!((1 << 30..1 << 32).contains(&npu_packed_max_size(device)));
     }
 }
+
+/// Two devices told of the same memory, so llama.cpp gave them a model of twice its size.
+#[test]
+fn devices_together_have_no_more_memory_than_the_machine() {
+    start();
+    let total: usize = [0, HEX]
+        .map(|device| {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: two numbers.
+            unsafe { npu_device_memory(device, &raw mut free, &raw mut total) };
+            assert!(0 < free && free <= total, "{free} of {total}");
+            total
+        })
+        .iter()
+        .sum();
+    let (_, machine) = ggml_rust_npu::host_memory::system_memory();
+    assert!(total <= machine, "{total} of {machine}");
+}
