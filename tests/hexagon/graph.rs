@@ -95,7 +95,7 @@ impl Layer {
             src: sources(src),
         };
         let memory = Some(&self.memory);
-        let first = if op == Op::MulMat {
+        let first = if matches!(op, Op::MulMat | Op::MulMatId) {
             Some(&self.weights)
         } else {
             memory
@@ -399,6 +399,23 @@ fn products_that_overlap_or_are_not_aligned_are_refused_before_the_device_sees_t
         let error = failed.error.to_string();
         assert!(error.contains(words), "{error}");
     }
+    // Products of experts: each row of x has chosen the only one.
+    let row_each =
+        |at: Tensor<'static>| tensor(at.name, DType::F32, [K, 1, M, 1], at.packed_offset);
+    let [act, dst] = [layer.x, product].map(row_each);
+    let choice = tensor(
+        "choice",
+        DType::I32,
+        [1, M, 1, 1],
+        layer.results[1].packed_offset,
+    );
+    let node = |dst| layer.node(Op::MulMatId, dst, &[w, act, choice]);
+    layer.write(&choice, &[0.0; M]);
+    stream.submit(3, &mut [node(dst)]).unwrap();
+    let overlapping = at(act, 4);
+    let failed = stream.submit(3, &mut [node(overlapping)]).unwrap_err();
+    let error = failed.error.to_string();
+    assert!(error.contains("overlap"), "{error}");
     layer.compute(&stream, 1);
     layer.check(&x);
 }

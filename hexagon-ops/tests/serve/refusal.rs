@@ -166,6 +166,88 @@ fn wrong_fields_of_products_are_refused() {
     assert_eq!(host.run(&[Command::new(0, &product)]).status, STATUS_OK);
 }
 
+/// Where operands lie is known before a command is sent: the host asks these functions, because a refusal by the DSP is the end of
+/// the session.
+#[test]
+fn the_host_is_told_of_products_that_the_dsp_would_refuse() {
+    let mut host = Host::new();
+    let (product, experts) = good(&mut host);
+    assert_eq!(serve::accepts_product(&product), Ok(()));
+    assert_eq!(serve::accepts_experts(&experts), Ok(()));
+
+    type Change<B> = fn(&mut B);
+    let products: [(u32, Change<MatMul>); 9] = [
+        (serve::RESERVED, |b| b.act.reserved = 1),
+        (serve::RESERVED, |b| b.dst.reserved = 1),
+        (serve::ALIGNMENT, |b| b.act.offset += 2),
+        (serve::ALIGNMENT, |b| b.dst.offset += 1),
+        (serve::ALIGNMENT, |b| b.dst.strides[2] += 1),
+        (serve::BOUNDS, |b| b.act.strides = [!3; 3]),
+        (serve::ROWS, |b| b.dst.strides[0] = 124),
+        (serve::ROWS, |b| b.dst.strides[1] = 320),
+        (serve::OVERLAP, |b| b.dst.buffer = b.act.buffer),
+    ];
+    for (number, (detail, change)) in products.into_iter().enumerate() {
+        let mut wrong = product;
+        change(&mut wrong);
+        let what = format!("product {number}");
+        refused(&mut host, &wrong, detail, &what);
+        let told = serve::accepts_product(&wrong).unwrap_err();
+        assert_eq!(
+            (told.status, told.detail),
+            (STATUS_BAD_COMMAND, detail),
+            "{what}"
+        );
+    }
+    let choices: [(u32, Change<MatMulId>); 6] = [
+        (serve::RESERVED, |b| b.ids.reserved = 1),
+        (serve::ALIGNMENT, |b| b.ids.offset += 1),
+        (serve::ALIGNMENT, |b| b.act.offset += 2),
+        (serve::ROWS, |b| b.dst.strides[1] = 128),
+        (serve::OVERLAP, |b| {
+            b.ids = plain(b.dst.buffer, 256, [16, 0, 0])
+        }),
+        (serve::OVERLAP, |b| b.dst.buffer = b.act.buffer),
+    ];
+    for (number, (detail, change)) in choices.into_iter().enumerate() {
+        let mut wrong = experts;
+        change(&mut wrong);
+        let what = format!("experts {number}");
+        refused(&mut host, &wrong, detail, &what);
+        let told = serve::accepts_experts(&wrong).unwrap_err();
+        assert_eq!(
+            (told.status, told.detail),
+            (STATUS_BAD_COMMAND, detail),
+            "{what}"
+        );
+    }
+    // What has no rows is not looked at.
+    let mut none = product;
+    (none.m, none.dst.offset) = (0, 1);
+    assert_eq!(serve::accepts_product(&none), Ok(()));
+
+    // Directly behind the activations, and directly before them.
+    const ACT: u64 = 3 * 1024 + 2 * 256 + 4096 + 4 * 64;
+    const DST: u64 = 3 * 512 + 2 * 128 + 2048 + 4 * 32;
+    for (offset, is_right) in [
+        (8 + DST + ACT, true),
+        (8 + DST + ACT - 4, false),
+        (8, true),
+        (12, false),
+    ] {
+        let mut near = product;
+        near.act.offset = 8 + DST;
+        (near.dst.buffer, near.dst.offset) = (near.act.buffer, offset);
+        assert_eq!(
+            serve::accepts_product(&near).is_ok(),
+            is_right,
+            "at {offset}"
+        );
+        let answer = host.run(&[Command::new(0, &near)]);
+        assert_eq!(answer.status == STATUS_OK, is_right, "at {offset}");
+    }
+}
+
 #[test]
 fn experts_that_do_not_exist_are_refused() {
     let mut host = Host::new();
