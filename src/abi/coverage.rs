@@ -3,7 +3,8 @@
 //! ggml asks about every node of a graph before it computes the graph, and about every weight when
 //! it loads a model. Then it hands over the nodes that the device takes, one list for each stretch
 //! of them between nodes of other devices. Nodes of other devices are never seen here, so the
-//! refused questions stand for them.
+//! refused questions stand for them. Nodes of a list that the CPU computes faster are noted as
+//! they are left to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -11,6 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::graph::{Op, Operation, Refusal, Role};
+
+/// The reason of nodes that a device could compute and that the CPU computes.
+const FEW_ROWS: Refusal = "the CPU is faster with so few rows";
 
 /// Most reasons that a line has.
 const MAX_REASONS: usize = 4;
@@ -61,6 +65,19 @@ impl Round {
     fn is_token(&self) -> bool {
         self.rows == 1
     }
+
+    /// Counts the rows of a product with weights.
+    fn see(&mut self, operation: &Operation) {
+        if let (Op::MulMat | Op::MulMatId, Some(weights)) = (operation.op, &operation.src[0])
+            && weights.role == Role::Weights
+        {
+            let rows = match operation.op {
+                Op::MulMat => operation.dst.shape.ne[1],
+                _ => operation.dst.shape.ne[2],
+            };
+            self.rows = self.rows.max(rows);
+        }
+    }
 }
 
 impl Coverage {
@@ -82,17 +99,35 @@ impl Coverage {
             if name.is_empty() {
                 return seen.answered_weight(is_told, sources, refusal);
             }
-            if seen.round.lists > 0 {
+            if !seen.round.ids.is_empty() {
                 seen.nodes.clear();
                 seen.round = Round::default();
             }
             if let Some(reason) = refusal {
-                let names = seen.nodes.entry((op.to_owned(), reason)).or_default();
-                if names.len() < MAX_NAMES {
-                    names.insert(name.to_owned());
-                }
+                seen.refused(op, name, reason);
             }
         });
+    }
+
+    /// Notes a node that the CPU is about to compute in the device's place, and returns the line about the model when the graph of
+    /// a token is done.
+    pub(super) fn left_to_cpu(&self, device: &str, operation: &Operation) -> Option<String> {
+        if self.told.load(Ordering::Relaxed) {
+            return None;
+        }
+        let name = operation.dst.name;
+        let id = ListId::First(name.to_owned());
+        self.with(|seen| {
+            let line = seen.line_before(device, &id);
+            if line.is_some() {
+                self.told.store(true, Ordering::Relaxed);
+                return line;
+            }
+            seen.round.ids.insert(id);
+            seen.round.see(operation);
+            seen.refused(operation.op.name(), name, FEW_ROWS);
+            None
+        })
     }
 
     /// Notes a list of nodes that the device has computed, and returns the line about the model
@@ -122,18 +157,7 @@ impl Coverage {
             round.ids.insert(id);
             round.lists += 1;
             round.nodes += operations.len();
-            for operation in operations {
-                if let (Op::MulMat | Op::MulMatId, Some(weights)) =
-                    (operation.op, &operation.src[0])
-                    && weights.role == Role::Weights
-                {
-                    let rows = match operation.op {
-                        Op::MulMat => operation.dst.shape.ne[1],
-                        _ => operation.dst.shape.ne[2],
-                    };
-                    round.rows = round.rows.max(rows);
-                }
-            }
+            operations.for_each(|operation| round.see(operation));
             None
         })
     }
@@ -163,6 +187,14 @@ impl Coverage {
 }
 
 impl Seen {
+    /// Notes a node of the graph at hand that another device computes.
+    fn refused(&mut self, op: &str, name: &str, reason: Refusal) {
+        let names = self.nodes.entry((op.to_owned(), reason)).or_default();
+        if names.len() < MAX_NAMES {
+            names.insert(name.to_owned());
+        }
+    }
+
     /// Notes the answer to the loader, which asks about an operation without a name for each memory
     /// that a weight could be in.
     fn answered_weight<'a>(
@@ -302,6 +334,26 @@ mod tests {
         assert_eq!(line.as_deref(), Some(want));
         assert_eq!(compute(&coverage, 2, &list), None, "told once");
         assert_eq!(coverage.ended("HEX0"), None, "told once");
+    }
+
+    /// They counted neither as the device's nor as others', and a token of nothing else had no line.
+    #[test]
+    fn nodes_that_the_cpu_computes_for_few_rows_are_told() {
+        let coverage = Coverage::default();
+        let [product, last] = [product("k", "a", 1), product("l", "a", 1)];
+        answer(&coverage, "MUL_MAT", &product, None);
+        assert_eq!(coverage.left_to_cpu("NPU", &product), None);
+        assert_eq!(compute(&coverage, 0, std::slice::from_ref(&last)), None);
+        let line = coverage.left_to_cpu("NPU", &product);
+        let want = "NPU: 1 of 2 nodes of a token, in 1 split; not 1 MUL_MAT (the CPU is faster with so few rows)";
+        assert_eq!(line.as_deref(), Some(want));
+        assert_eq!(coverage.left_to_cpu("NPU", &product), None, "told once");
+
+        let coverage = Coverage::default();
+        assert_eq!(coverage.left_to_cpu("NPU", &product), None);
+        assert_eq!(coverage.left_to_cpu("NPU", &last), None);
+        let want = "NPU: 0 of 2 nodes of a token, in 0 splits; not 2 MUL_MAT (the CPU is faster with so few rows)";
+        assert_eq!(coverage.ended("NPU").as_deref(), Some(want));
     }
 
     #[test]

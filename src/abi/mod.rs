@@ -270,14 +270,25 @@ pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) ->
         return false;
     };
     guard("npu_prefers_cpu", false, || {
-        entry(device).is_some_and(|entry| {
-            operation(node).is_none_or(|operation| entry.device.prefers_cpu(&operation))
-        }) && !node.src.iter().any(|tensor| {
-            // The CPU would find zeros. The device computes with such weights, or says that it cannot.
-            // SAFETY: the caller promises it.
-            let operand = unsafe { in_buffer(tensor) };
-            operand.is_some_and(|(buffer, tensor)| !buffer.has_bytes(&tensor))
-        })
+        let Some(entry) = entry(device) else {
+            return false;
+        };
+        let operation = operation(node);
+        let wants = operation.is_none_or(|operation| entry.device.prefers_cpu(&operation));
+        let is_cpu_s = wants
+            && !node.src.iter().any(|tensor| {
+                // The CPU would find zeros. The device computes with such weights, or says that it cannot.
+                // SAFETY: the caller promises it.
+                let operand = unsafe { in_buffer(tensor) };
+                operand.is_some_and(|(buffer, tensor)| !buffer.has_bytes(&tensor))
+            });
+        if let Some(operation) = operation.filter(|_| is_cpu_s)
+            && entry.device.refusal(&operation).is_none()
+            && let Some(line) = (entry.coverage).left_to_cpu(entry.device.name(), &operation)
+        {
+            ::log::info!("{line}");
+        }
+        is_cpu_s
     })
 }
 
