@@ -88,7 +88,7 @@ fn every_chip_and_arithmetic_agrees_with_the_reference() {
 #[test]
 fn k_that_is_no_multiple_of_a_tile_is_padded() {
     let mut numbers = Numbers::new(2);
-    for k in [1, 31, 33, 129] {
+    for k in [2, 31, 33, 129] {
         check(&caps::RK3588, DType::F16, [3, k, 40], &mut numbers);
     }
 }

@@ -98,7 +98,13 @@ impl WeightLayout {
             Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => int4::SAFE_K_I4,
         };
         dtype.row_bytes(ne[0])?;
-        if ne.contains(&0) || ne[0] > MAX_K || (precision.is_int4() && !ne[0].is_multiple_of(2)) {
+        // Weights with one value of K are convolution kernels, which other operations read (WavTokenizer's), and would take 32 times
+        // their bytes.
+        if ne.contains(&0)
+            || ne[0] == 1
+            || ne[0] > MAX_K
+            || (precision.is_int4() && !ne[0].is_multiple_of(2))
+        {
             return None;
         }
         let native = caps.native(precision)?;
