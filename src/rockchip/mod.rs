@@ -14,7 +14,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
 use self::device::{NAME, RkNpu};
@@ -53,11 +53,8 @@ pub struct RkDevice {
     packs: OnceLock<Arc<Packs>>,
     /// The timeline on which nodes are noted.
     tracks: Option<DeviceTracks>,
-    /// The fewest rows that the device multiplies with weights that packing makes larger. All rows,
-    /// once there is no memory to keep the bytes of all of them for the CPU.
-    min_m_narrow: AtomicUsize,
-    /// Logs once that weights are kept for the CPU.
-    narrow_said: Once,
+    /// Logs once that weights are kept for the CPU, and once that there is no memory for more of them.
+    kept_said: [Once; 2],
     /// Weights that were logged as too large.
     too_large_said: Mutex<BTreeSet<String>>,
 }
@@ -85,8 +82,7 @@ impl RkDevice {
         let npu = RkNpu::open(rknn, target.caps, &target.precisions(), cpus)?;
         target.caps = npu.caps();
         Ok(Self {
-            min_m_narrow: AtomicUsize::new(target.min_m_narrow),
-            narrow_said: Once::new(),
+            kept_said: [const { Once::new() }; 2],
             too_large_said: Mutex::default(),
             npu,
             target,
@@ -194,8 +190,7 @@ impl Device for RkDevice {
     }
 
     fn prefers_cpu(&self, operation: &Operation) -> bool {
-        let narrow = self.min_m_narrow.load(Ordering::Relaxed);
-        plan::prefers_cpu(&self.target, operation, narrow)
+        plan::prefers_cpu(&self.target, operation)
     }
 
     fn use_packs(&self, packs: Arc<Packs>) {

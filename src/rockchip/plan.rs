@@ -76,11 +76,10 @@ impl Target {
         (self.layout(weights)).is_some_and(|layout| layout.bytes() * stored > bytes * packed)
     }
 
-    /// Returns the fewest rows that the device multiplies with a weight. `narrow` is the number for
-    /// weights that packing makes larger, if it is more.
-    fn min_m(&self, weights: &Tensor, narrow: usize) -> usize {
-        if narrow > self.min_m && self.is_narrow(weights) {
-            return narrow;
+    /// Returns the fewest rows that the device multiplies with a weight: more of them if packing makes it larger.
+    fn min_m(&self, weights: &Tensor) -> usize {
+        if self.min_m_narrow > self.min_m && self.is_narrow(weights) {
+            return self.min_m_narrow;
         }
         self.min_m
     }
@@ -210,7 +209,7 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
         return Keep::Always;
     }
     match target.keep {
-        None if target.min_m(weights, target.min_m_narrow) > 1 => Keep::IfThereIsRoom,
+        None if target.min_m(weights) > 1 => Keep::IfThereIsRoom,
         _ => Keep::Never,
     }
 }
@@ -223,10 +222,8 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 /// - Nodes that the device does not compute. ggml's RPC server gives it such nodes, because it asks
 ///   no device what it supports, and so does its device for `-sm tensor`, which hands nothing to
 ///   the CPU.
-///
-/// - `narrow`: the fewest rows that the device multiplies with weights that packing makes larger
 #[must_use]
-pub fn prefers_cpu(target: &Target, operation: &Operation, narrow: usize) -> bool {
+pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     let [Some(weights), Some(act), ..] = &operation.src else {
         return true;
     };
@@ -239,9 +236,9 @@ pub fn prefers_cpu(target: &Target, operation: &Operation, narrow: usize) -> boo
     if weights.place == Place::Host && command(target, operation).is_err() {
         return true;
     }
-    m < target.min_m.max(narrow)
+    m < target.min_m.max(target.min_m_narrow)
         && matches!(weights.place, Place::Packed | Place::Host)
-        && m < target.min_m(weights, narrow)
+        && m < target.min_m(weights)
 }
 
 /// Plans a node.

@@ -1,7 +1,5 @@
 //! The system's memory that weights of a Rockchip device take, and which of their bytes stay there.
 
-use std::sync::atomic::Ordering;
-
 use super::super::RkDevice;
 use super::super::device::NAME;
 use super::super::plan::{self, Keep};
@@ -37,31 +35,28 @@ impl RkDevice {
         match plan::keep(&self.target, weights) {
             Keep::Always => true,
             Keep::Never => false,
-            Keep::IfThereIsRoom => {
-                let narrow = self.min_m_narrow.load(Ordering::Relaxed);
-                self.keeps_with(weights, narrow, system_memory())
-            }
+            Keep::IfThereIsRoom => self.keeps_with(weights, system_memory()),
         }
     }
 
     /// As [`RkDevice::keeps`], for narrow weights, with the system's free and total memory.
-    fn keeps_with(&self, weights: &Tensor, narrow: usize, (free, total): (usize, usize)) -> bool {
-        let has_room = narrow > 1 && free >= total / 8;
-        let (name, chip) = (weights.name, NAME);
+    fn keeps_with(&self, weights: &Tensor, (free, total): (usize, usize)) -> bool {
+        let has_room = free >= total / 8;
+        let (name, chip, narrow) = (weights.name, NAME, self.target.min_m_narrow);
+        let [kept, released] = &self.kept_said;
         if has_room {
-            let said = &self.narrow_said;
-            said.call_once(|| {
+            kept.call_once(|| {
                 log::info!(
                     "{chip}: weights that packing makes larger ({name} is the first) stay in memory as they are, and the \
                      CPU multiplies fewer than {narrow} rows with them; GGML_RUST_NPU_MIN_M=1 has the NPU do it"
                 );
             });
-        } else if narrow > 1 {
-            self.min_m_narrow
-                .store(self.target.min_m, Ordering::Relaxed);
-            log::info!(
-                "{chip}: no memory to keep {name} as it is for the CPU: the NPU multiplies all rows from here on"
-            );
+        } else {
+            released.call_once(|| {
+                log::info!(
+                    "{chip}: no memory to keep {name} as it is for the CPU: the NPU multiplies all rows with such weights"
+                );
+            });
         }
         has_room
     }
@@ -78,7 +73,7 @@ mod tests {
     use rknpu_ops::sim;
 
     #[test]
-    fn without_room_for_narrow_weights_the_npu_multiplies_all_rows() {
+    fn narrow_weights_are_kept_while_there_is_room() {
         let rknn = Rknn::simulate(sim::Options::new(caps::RK3588.soc)).unwrap();
         let target = Target {
             min_m_narrow: 32,
@@ -120,9 +115,10 @@ mod tests {
             device.resident_bytes(&weights),
             device.packed_bytes(&weights) + size
         );
-        assert!(device.keeps_with(&weights, 32, (100, 800)) && device.prefers_cpu(&decode));
-        assert!(!device.keeps_with(&weights, 32, (99, 800)) && !device.prefers_cpu(&decode));
-        // Released bytes stay released: the device multiplies with all of these weights.
-        assert!(!device.keeps(&weights));
+        // Those that were kept before are still the CPU's, and so are others when there is room again.
+        for (free, is_kept) in [(100, true), (99, false), (100, true)] {
+            assert_eq!(device.keeps_with(&weights, (free, 800)), is_kept, "{free}");
+            assert!(device.prefers_cpu(&decode), "if it finds the bytes");
+        }
     }
 }

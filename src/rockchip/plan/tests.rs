@@ -35,7 +35,7 @@ fn few_rows_are_left_to_the_cpu_where_it_can_read_the_weights() {
                 dst: host(DType::F32, dst),
                 src: sources(src),
             };
-            prefers_cpu(&target, &operation, 1)
+            prefers_cpu(&target, &operation)
         };
         // Planes are not rows, and slots are not tokens.
         let planes = |place| {
@@ -67,7 +67,7 @@ fn nodes_that_the_device_does_not_compute_are_left_to_the_cpu() {
             dst: tensor(DType::F32, [32, 4, 1, 1]),
             src: sources(weights),
         };
-        prefers_cpu(&target, &operation, 1)
+        prefers_cpu(&target, &operation)
     };
     let act = tensor(DType::F32, [64, 4, 1, 1]);
     let weights = tensor(DType::F16, [64, 32, 1, 1]);
@@ -105,10 +105,10 @@ fn weights_that_packing_makes_larger_are_the_cpu_s_below_32_rows() {
                 dst: act,
                 src: sources(&[weights, act]),
             };
-            let left = |narrow| prefers_cpu(&target, &operation, narrow);
-            assert_eq!(left(target.min_m_narrow), narrow && few, "{dtype:?} M={m}");
-            // As memory is short, or with MIN_M=1.
-            assert!(!left(1));
+            let left = |target: &Target| prefers_cpu(target, &operation);
+            assert_eq!(left(&target), narrow && few, "{dtype:?} M={m}");
+            // With MIN_M=1.
+            assert!(!left(&Target::from(&caps::RK3588)));
         }
         let kept = if narrow {
             Keep::IfThereIsRoom
