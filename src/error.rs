@@ -227,4 +227,17 @@ impl Error {
             _ => false,
         }
     }
+
+    /// Returns `true` if a library has no multiplication of a shape that others may have: nothing was begun.
+    // SOURCE: librknnrt 2.3.2 has the text "need kernel tile for M…, but not support kernel tile currently!".
+    #[must_use]
+    pub fn is_of_shape(&self) -> bool {
+        match self {
+            Self::Geometry { .. } => true,
+            Self::Vendor { call, code, .. } => {
+                *call == "rknn_matmul_create" && *code == rknpu_ops::ffi::code::PARAM_INVALID
+            }
+            _ => false,
+        }
+    }
 }

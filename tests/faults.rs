@@ -18,6 +18,7 @@ use rknpu_ops::ffi::{MatmulType, code};
 use rknpu_ops::layout::Soc;
 use rknpu_ops::sim::{self, LiveObjects, parse_faults};
 use std::sync::Arc;
+use std::time::Duration;
 
 fn options(faults: &str) -> sim::Options {
     let mut options = sim::Options::new(Soc::Rk3588);
@@ -569,4 +570,57 @@ fn two_thousand_graphs_with_random_faults_are_right_or_failed_and_leak_nothing()
         met >= 20 && failures >= 5,
         "{met} faults were met, {failures} failed"
     );
+}
+
+/// librknnrt has no kernels for some shapes. The device was out of use for every model after the first of them.
+#[test]
+fn a_shape_that_the_library_refuses_fails_its_graph_alone() {
+    let mut numbers = Numbers::new(23);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let act = numbers.floats(64 * 512);
+    let multiply =
+        |device: &Arc<RkDevice>, m: usize| mul_mat(device, &w, None, &act[..64 * m], [64, m, 1, 1]);
+    let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let calls = rknn.stand_in().unwrap().calls("rknn_matmul_create");
+    let expected = multiply(&device, 4).unwrap();
+    drop((device, rknn));
+    // Of all three cores, for a shape that the self-test does not have.
+    let faults = format!("rknn_matmul_create:{}=-5", calls + 1);
+    let (device, _rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
+    let error = multiply(&device, 512).unwrap_err();
+    assert!(error.to_string().contains("rknn_matmul_create"), "{error}");
+    assert!(!device.npu().is_lost());
+    assert_eq!(multiply(&device, 4).unwrap(), expected);
+    multiply(&device, 512).unwrap();
+}
+
+/// llama-server without a model only starts others, which found no NPU: it had it for its life. So had a server whose model was
+/// freed.
+#[test]
+fn a_device_without_weights_leaves_the_npu_to_other_processes() {
+    let mut numbers = Numbers::new(24);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let act = numbers.floats(64 * 4);
+    let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let live = || rknn.stand_in().unwrap().live();
+    let memory = device.memory();
+    rknn.take(Duration::ZERO).unwrap();
+    device.npu().rest();
+    let mut first = None;
+    for _ in 0..2 {
+        assert_eq!((live(), rknn.is_taken()), (LiveObjects::default(), false));
+        assert_eq!(device.memory().1, memory.1);
+        let [buffer, other] = [0; 2].map(|_| packed(&device, &w, 0));
+        assert!(rknn.is_taken());
+        let multiply = |buffer: &RkBuffer| {
+            mul_mat(&device, &w, Some((buffer, 0)), &act, [64, 4, 1, 1]).unwrap()
+        };
+        let result = multiply(&buffer);
+        assert_eq!(*first.get_or_insert_with(|| result.clone()), result);
+        // Contexts that are bound to freed weights would keep their memory.
+        let bound = live().contexts;
+        drop(buffer);
+        assert!(live().contexts < bound && rknn.is_taken());
+        assert_eq!(multiply(&other), result);
+    }
 }

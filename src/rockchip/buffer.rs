@@ -29,6 +29,18 @@ pub struct RkBuffer {
     pub(super) memory: WeightMemory,
     base: usize,
     contents: RwLock<Contents>,
+    /// Dropped last.
+    _end: End,
+}
+
+/// The end of a buffer, whose memory is freed: calls may have contexts that are bound to it.
+#[derive(Debug)]
+struct End(Arc<RkDevice>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.npu.rest();
+    }
 }
 
 /// State of a [`RkBuffer`].
@@ -123,6 +135,7 @@ impl RkBuffer {
         })?;
         let base = plain.bytes().as_ptr().addr();
         Ok(Self {
+            _end: End(Arc::clone(&device)),
             device,
             memory,
             base,

@@ -10,7 +10,7 @@
 //!
 //! One lock covers all of it: there is one NPU, and several backends on several threads alternate.
 //! An error puts the device out of use: its results so far may be incomplete, so it refuses further
-//! work.
+//! work. A shape that the library refuses is an error of its call alone, as a lack of memory is.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -177,10 +177,21 @@ impl RkNpu {
         })
     }
 
+    /// Lets go of memory that was freed, to which contexts are still bound. If no weights are left, nothing of the NPU stays
+    /// open, and other processes may have it until weights are allocated again.
+    pub fn rest(&self) {
+        // After a panic the device is out of use, and what is open ends with the process.
+        if let Ok(mut state) = self.state.lock() {
+            state.let_go();
+            self.domains.rest();
+        }
+    }
+
     /// Allocates memory for weights.
     ///
     /// # Errors
-    /// `OutOfMemory`, `OutOfDescriptors` or `AddressSpace`; `Vendor` if an address space cannot be begun.
+    /// `OutOfMemory`, `OutOfDescriptors` or `AddressSpace`; `Busy` if another process has the NPU; `Vendor` if an address space
+    /// cannot be begun.
     pub fn allocate(&self, bytes: usize) -> Result<WeightMemory> {
         let (memory, share) = self.with_room(|| self.domains.allocate(bytes))?;
         Ok(WeightMemory::new(memory, share))
@@ -208,7 +219,7 @@ impl RkNpu {
     /// - `dst`: `act.count()` rows of N
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error, else `Vendor` or `OutOfMemory` for the one that has
+    /// `DeviceLost` after an earlier error, else `Vendor`, `Geometry` or `OutOfMemory` for the one that has
     /// just happened.
     pub fn mul_mat(
         &self,
@@ -239,6 +250,7 @@ impl RkNpu {
         };
         if let Err(error) = &result
             && !error.is_shortage()
+            && !error.is_of_shape()
         {
             // The first cause stays.
             _ = self.lost.set(error.to_string());
@@ -293,8 +305,8 @@ impl RkNpu {
         for (core, .., result) in shares.into_iter().flatten() {
             match result {
                 Ok(()) => longest = longest.max(core.ran),
-                // A worse error of another core must not be forgotten when the call is tried again.
-                Err(error) if error.is_shortage() => lack = Some(error),
+                // A worse error of another core must not be forgotten when the call is tried again, or other calls go on.
+                Err(error) if error.is_shortage() || error.is_of_shape() => lack = Some(error),
                 Err(error) => return Err(error),
             }
         }

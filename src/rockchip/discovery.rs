@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rknpu_ops::sim;
 
@@ -18,6 +19,9 @@ use crate::error::{Error, Result};
 
 /// The file in which the kernel names the board.
 const DEVICE_TREE: &str = "/proc/device-tree/compatible";
+
+/// The wait for another process that has the NPU at the start: one that starts as well has soon tested it.
+const AT_START: Duration = Duration::from_secs(1);
 
 /// Opens and tests the NPU that `config` asks for or that the machine has.
 #[must_use]
@@ -44,6 +48,10 @@ pub fn find(config: &Config) -> Discovery {
         let device = open(caps, simulated, config)
             .and_then(|rknn| RkDevice::start(rknn, target(caps, config)?))
             .map(|device| device.traced(config.trace.as_deref()));
+        if let Ok(device) = &device {
+            // A program may start others that compute, as llama-server does for each of several models.
+            device.npu().rest();
+        }
         found.add(NAME, device.map(|device| Arc::new(device) as _));
     } else {
         found.leave_out(NAME, Absence::NotChosen);
@@ -89,8 +97,7 @@ fn simulate(caps: &RkCaps, config: &Config) -> Result<Arc<Rknn>> {
 fn load(config: &Config) -> Result<Arc<Rknn>> {
     let rknn = Rknn::load(config.rknn_lib.as_deref())?;
     process::raise_file_limit();
-    // Held until the process ends: devices are never given back.
-    std::mem::forget(lock::take_npu()?);
+    rknn.take(AT_START)?;
     Ok(rknn)
 }
 

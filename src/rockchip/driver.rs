@@ -10,6 +10,7 @@
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rknpu_ops::ffi::{self, Api, CoreMask, IoAttr, MatmulCtx, MatmulInfo, SdkVersion, TensorAttr};
 use rknpu_ops::layout::MatmulLayout;
@@ -19,6 +20,7 @@ use crate::driver::loader;
 use crate::error::{Error, Result};
 use crate::rockchip::caps;
 
+use self::lock::Taken;
 use self::memory::TensorMemory;
 pub use self::memory::{Memory, MemoryView};
 
@@ -43,6 +45,8 @@ pub struct Rknn {
     api: Api,
     /// Held for every call but `rknn_matmul_run`.
     calls: Mutex<()>,
+    /// The NPU, while it is this process's.
+    taken: Mutex<Option<Taken>>,
     provider: Provider,
 }
 
@@ -60,6 +64,7 @@ impl Rknn {
         Ok(Arc::new(Self {
             api: traced::traced(api),
             calls: Mutex::default(),
+            taken: Mutex::default(),
             provider: Provider::Library(library),
         }))
     }
@@ -76,8 +81,39 @@ impl Rknn {
         Ok(Arc::new(Self {
             api: traced::traced(machine.api()),
             calls: Mutex::default(),
+            taken: Mutex::default(),
             provider: Provider::StandIn(machine),
         }))
+    }
+
+    /// Takes the NPU for this process, unless it has it, and waits for at most `patience` while another process has it.
+    ///
+    /// # Errors
+    /// `Busy`.
+    pub fn take(&self, patience: Duration) -> Result<()> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.is_none() {
+            *taken = Some(match self.provider {
+                Provider::Library(_) => lock::take_npu(patience)?,
+                Provider::StandIn(_) => Taken::default(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Lets other processes take the NPU. Nothing of it may be open.
+    pub(super) fn give_back(&self) {
+        (self.taken.lock())
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+    }
+
+    /// Returns `true` while the NPU is this process's.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        (self.taken.lock())
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some()
     }
 
     /// Calls the library while no other thread does, but for runs, which go on beside it.

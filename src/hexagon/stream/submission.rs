@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use hexagon_ops::wire::{Command, MAX_BUFFERS};
+use hexagon_ops::wire::Command;
 
 use super::super::buffer::Ranges;
 use super::super::{HexBuffer, HexDevice};
@@ -129,7 +129,7 @@ impl Submission {
     }
 
     /// Returns the bytes that it keeps while it is remembered. A buffer of the device counts as more than it has, because there
-    /// are few numbers for buffers ([`MAX_BUFFERS`]).
+    /// are few numbers for buffers ([`hexagon_ops::wire::MAX_BUFFERS`]).
     pub(super) fn held_bytes(&self) -> usize {
         let buffers = self.scratch.iter().chain(&self.list);
         let of_device: usize = buffers.map(|buffer| buffer.bytes() + NUMBER_BYTES).sum();

@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rknpu_ops::ffi::MatmulInfo;
 
@@ -14,6 +15,9 @@ use crate::error::{Error, Result};
 use crate::rockchip::caps;
 use crate::rockchip::caps::Precision;
 use crate::rockchip::driver::{Context, Memory, Rknn};
+
+/// The wait for another process that has the NPU: one that has just been asked to end may take so long.
+const AT_USE: Duration = Duration::from_secs(5);
 
 /// All address spaces of the device.
 #[derive(Debug)]
@@ -58,6 +62,9 @@ impl Domains {
     }
 
     /// Returns the context that owns the first address space.
+    ///
+    /// # Panics
+    /// After [`Self::rest`], until something is allocated.
     pub(super) fn first_anchor(&self) -> Arc<Context> {
         Arc::clone(&self.lock()[0].anchor)
     }
@@ -67,9 +74,19 @@ impl Domains {
         self.limit = limit;
     }
 
-    /// Allocates from the first address space that has room.
+    /// Ends all address spaces and lets other processes have the NPU, if nothing of it is in use.
+    pub(super) fn rest(&self) {
+        let mut begun = self.lock();
+        if begun.iter().all(|it| Arc::strong_count(&it.anchor) == 1) {
+            begun.clear();
+            self.rknn.give_back();
+        }
+    }
+
+    /// Allocates from the first address space that has room, after taking the NPU again if need be.
     pub(super) fn allocate(&self, bytes: usize) -> Result<(Memory, Share)> {
         let mut begun = self.lock();
+        self.rknn.take(AT_USE)?;
         let mut shortage = None;
         for index in 0..self.limit {
             if index == begun.len() {

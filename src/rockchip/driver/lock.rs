@@ -8,14 +8,21 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
 /// The file that is locked where the driver shows no node.
 const FILE: &str = "ggml-rust-npu.lock";
 
-/// The NPU, for as long as this lives.
-#[derive(Debug)]
+/// What is said of a lock that another process has.
+const HELD: &str = "another process holds it";
+
+/// Pause before the lock is tried again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The NPU, for as long as this lives. The default has no lock: a stand-in is its process's alone.
+#[derive(Debug, Default)]
 pub struct Taken {
     _files: Vec<File>,
 }
@@ -45,12 +52,24 @@ impl Places<'_> {
     }
 }
 
-/// Takes the NPU for this process.
+/// Takes the NPU for this process, and waits for at most `patience` while another one has it.
 ///
 /// # Errors
 /// `Busy` if another process has it, or if no node of it can be opened.
-pub fn take_npu() -> Result<Taken> {
-    take(&Places::system())
+pub fn take_npu(patience: Duration) -> Result<Taken> {
+    take_within(&Places::system(), patience)
+}
+
+fn take_within(places: &Places, patience: Duration) -> Result<Taken> {
+    let begun = Instant::now();
+    loop {
+        match take(places) {
+            Err(Error::Busy { reason, .. }) if reason == HELD && begun.elapsed() < patience => {
+                std::thread::sleep(PAUSE);
+            }
+            answer => return answer,
+        }
+    }
 }
 
 /// Returns a node of the NPU, if the kernel shows one.
@@ -134,7 +153,7 @@ fn open(path: &Path, flags: i32) -> io::Result<File> {
 fn lock(file: File, path: &Path) -> Result<File> {
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(busy(path, "another process holds it".into())),
+        Err(TryLockError::WouldBlock) => Err(busy(path, HELD.into())),
         Err(TryLockError::Error(error)) => Err(busy(path, error.to_string())),
     }
 }
