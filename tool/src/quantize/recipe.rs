@@ -59,20 +59,25 @@ pub struct Recipe<'a> {
 }
 
 impl Recipe<'_> {
-    /// Checks that each rule decides the type of a weight.
+    /// Checks that each rule decides the type of a weight, which no rule does for routers of experts.
     ///
     /// # Errors
     /// Text that names the rule.
     pub fn check(&self, header: &Header) -> Result<(), ToolError> {
-        let weights = || header.tensors.iter().filter(|tensor| is_weight(tensor));
+        let weights = header.tensors.iter().filter(|tensor| is_weight(tensor));
+        let names = weights.map(|tensor| tensor.name.as_str());
+        let (routers, names): (Vec<&str>, Vec<&str>) = names.partition(|name| is_router(name));
         for (index, rule) in self.rules.iter().enumerate() {
-            if !weights().any(|tensor| self.rule_of(&tensor.name) == Some(index)) {
-                let reason = match weights().find(|tensor| rule.pattern.is_match(&tensor.name)) {
-                    Some(tensor) => format!("an earlier rule decides {}", tensor.name),
-                    None => "no weight of the model has such a name".to_owned(),
-                };
-                return Err(format!("--tensor-type {}: {reason}", rule.text).into());
+            if names.iter().any(|name| self.rule_of(name) == Some(index)) {
+                continue;
             }
+            let matches = |name: &&&str| rule.pattern.is_match(name);
+            let reason = match (names.iter().find(matches), routers.iter().find(matches)) {
+                (Some(name), _) => format!("an earlier rule decides {name}"),
+                (None, Some(name)) => format!("{name} chooses experts: no rule decides its type"),
+                (None, None) => "no weight of the model has such a name".to_owned(),
+            };
+            return Err(format!("--tensor-type {}: {reason}", rule.text).into());
         }
         Ok(())
     }
@@ -115,7 +120,7 @@ impl Recipe<'_> {
     /// Returns the type that is meant for a tensor, whatever its rows are; `None` for one that no
     /// part of the recipe names.
     fn meant(&self, name: &str, tensor: &TensorInfo) -> Option<Format> {
-        if !is_weight(tensor) {
+        if !is_weight(tensor) || is_router(name) {
             return None;
         }
         if let Some(rule) = self.rule_of(name) {
@@ -128,8 +133,7 @@ impl Recipe<'_> {
                     _ => Format::Q8_0,
                 }))
             }
-            // Routers of experts choose; a wrong choice costs more than the bytes.
-            name if name.starts_with("blk.") && !name.contains("ffn_gate_inp") => Some(self.blocks),
+            name if name.starts_with("blk.") => Some(self.blocks),
             _ => None,
         }
     }
@@ -139,6 +143,14 @@ impl Recipe<'_> {
             .iter()
             .position(|rule| rule.pattern.is_match(name))
     }
+}
+
+/// Returns `true` for the name of a router of experts. Routers keep their type: a wrong choice costs more
+/// than the bytes.
+// SOURCE: tensor_allows_quantization, llama-quant.cpp of llama.cpp 0.5.0, which is asked before the patterns of
+// --tensor-type.
+fn is_router(name: &str) -> bool {
+    name.contains("ffn_gate_inp")
 }
 
 /// Returns `true` if a tensor is a matrix of weights, or an embedding.

@@ -1,11 +1,13 @@
 //! Types by the names of weights.
 
+use std::fs;
+
 use ggml_rust_npu::gguf::{File, GgmlType};
 use ggml_rust_npu::packfile::Pack;
 use half::f16;
 
 use crate::common::{folder, quantize};
-use crate::decoder::{values, written};
+use crate::decoder::{model, values, with_experts, written};
 use crate::fails;
 
 #[test]
@@ -91,6 +93,25 @@ fn scales_are_those_for_the_type_of_each_weight() {
             );
         }
     }
+}
+
+#[test]
+fn routers_of_experts_keep_their_type_whatever_the_rules() {
+    let folder = folder("tool_recipe_routers");
+    let (from, to) = (folder.join("model.gguf"), folder.join("out.gguf"));
+    with_experts(model("llama")).write(&from);
+    let args = ["-t", "q8_0", "--tensor-type", "ffn_gate=q4_0"];
+    quantize(&from, &to, &args);
+    let file = File::open(&to).unwrap();
+    let dtype = |name: &str| file.header().tensor(name).unwrap().dtype;
+    assert_eq!(dtype("blk.0.ffn_gate_inp.weight"), GgmlType::F32);
+    assert_eq!(dtype("blk.0.ffn_gate_exps.weight"), GgmlType::Q4_0);
+    assert_eq!(dtype("blk.0.ffn_up_exps.weight"), GgmlType::Q8_0);
+    fs::remove_file(&to).unwrap();
+    let args = ["-t", "q8_0", "--tensor-type", "gate_inp=q4_0"];
+    let words = ["--tensor-type gate_inp=q4_0", "blk.0.ffn_gate_inp.weight"];
+    fails(&from, &to, &args, 1, &words);
+    assert!(!to.exists());
 }
 
 #[test]
