@@ -81,6 +81,9 @@ fn check_options(args: &RunArgs) {
     } else if args.scorer == Some(ScorerName::None) && !matches!(args.method, MethodName::Majority)
     {
         format!("--method {} needs a --scorer", name(args.method))
+    } else if let Some((option, scorers)) = args.idle_option() {
+        let scorers: Vec<String> = scorers.iter().copied().map(name).collect();
+        format!("{option} goes with --scorer {}", scorers.join(" or "))
     } else {
         return;
     };
@@ -98,7 +101,7 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
     let mut local = start(args)?;
     let url = local.as_ref().map_or(args.url.as_str(), LocalServer::url);
     let server = LlamaServer::connect(url, args.timeout)?;
-    let scorer = scorer(args);
+    let scorer = args.scorer();
     let (chosen, of_scorer) = make_scorer(args, scorer, &mut files)?;
     let mut settings = settings(args, &server, scorer, of_scorer);
     if let Some(hash) = hash {
@@ -240,13 +243,8 @@ fn kept(output: &Path, error: &Error) -> String {
     format!("{error}; finished problems are in {output}, and the same command goes on with it")
 }
 
-/// Returns the scorer, with the default of the method.
-fn scorer(args: &RunArgs) -> ScorerName {
-    args.scorer.unwrap_or(match args.method {
-        MethodName::Majority => ScorerName::None,
-        _ => ScorerName::Logprob,
-    })
-}
+/// A plus-minus model's text, and its signs for good and bad steps.
+const REWARD: [&str; 3] = ["{question}\n\n{steps}", "+", "-"];
 
 /// Makes the scorer, which may ask another server. Also returns those settings that are the scorer's.
 fn make_scorer(
@@ -262,12 +260,12 @@ fn make_scorer(
         ScorerName::Certainty => (Box::new(SelfCertainty), json!({})),
         ScorerName::PlusMinus => {
             let server = server()?;
-            let settings = json!({
-                "reward_model": server.model(),
-                "reward": [args.reward_prompt, args.plus, args.minus],
-            });
-            let signs = [args.plus.as_str(), &args.minus];
-            let scorer = PlusMinus::new(server, args.reward_prompt.clone(), signs)?;
+            let given = [&args.reward_prompt, &args.plus, &args.minus];
+            let reward: [&str; 3] =
+                std::array::from_fn(|i| given[i].as_deref().unwrap_or(REWARD[i]));
+            let settings = json!({"reward_model": server.model(), "reward": reward});
+            let [prompt, plus, minus] = reward;
+            let scorer = PlusMinus::new(server, prompt.into(), [plus, minus])?;
             (Box::new(scorer), settings)
         }
         ScorerName::Head => {

@@ -225,3 +225,36 @@ fn a_run_refuses_the_output_of_other_problems() {
     let after = fs::read(&out).unwrap();
     assert!(after.starts_with(&before) && after.len() > before.len());
 }
+
+#[test]
+fn an_option_that_the_scorer_does_not_read_is_refused() {
+    let url = "http://127.0.0.1:1";
+    let cases: [(&[&str], &str); 7] = [
+        (
+            &["--verifier", "true"],
+            "--verifier goes with --scorer command",
+        ),
+        (&["--head", "h"], "--head goes with --scorer head"),
+        (
+            &["--scorer", "plus-minus", "--reward-url", url, "--head", "h"],
+            "--head goes with --scorer head",
+        ),
+        (
+            &["--scorer", "logprob", "--reward-url", url],
+            "--reward-url goes with --scorer plus-minus or head",
+        ),
+        (
+            &["--reward-prompt", "{steps}"],
+            "--reward-prompt goes with --scorer plus-minus",
+        ),
+        (&["--plus", "+"], "--plus goes with --scorer plus-minus"),
+        (&["--minus", "-"], "--minus goes with --scorer plus-minus"),
+    ];
+    for (args, words) in cases {
+        let run = ["run", "p.jsonl", "-o", "o.jsonl", "--method", "best-of-n"];
+        let done = tool(&[&run[..], args].concat());
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
+}

@@ -51,20 +51,16 @@ pub(super) struct RunArgs {
     /// The llama-server of the reward model
     #[arg(long, value_name = "URL", required_if_eq_any([("scorer", "plus-minus"), ("scorer", "head")]))]
     pub(super) reward_url: Option<String>,
-    /// The text for a plus-minus model; {question} and {steps} are replaced
-    #[arg(long, value_name = "TEXT", default_value = "{question}\n\n{steps}")]
-    pub(super) reward_prompt: String,
-    /// A plus-minus model's sign for a good step, one token
-    #[arg(long, value_name = "TEXT", default_value = "+")]
-    pub(super) plus: String,
-    /// A plus-minus model's sign for a bad step, one token
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "-",
-        allow_hyphen_values = true
-    )]
-    pub(super) minus: String,
+    /// The text for a plus-minus model; {question} and {steps} are replaced [default: both, with an
+    /// empty line between them]
+    #[arg(long, value_name = "TEXT")]
+    pub(super) reward_prompt: Option<String>,
+    /// A plus-minus model's sign for a good step, one token [default: +]
+    #[arg(long, value_name = "TEXT")]
+    pub(super) plus: Option<String>,
+    /// A plus-minus model's sign for a bad step, one token [default: -]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(super) minus: Option<String>,
     /// The value head of a reward model: JSON with weight, a list, and bias
     #[arg(long, value_name = "FILE", required_if_eq("scorer", "head"))]
     pub(super) head: Option<PathBuf>,
@@ -141,6 +137,39 @@ impl RunArgs {
     /// Returns `true` for a method that scores each step.
     pub(super) fn is_by_steps(&self) -> bool {
         matches!(self.method, MethodName::Beam | MethodName::Dvts)
+    }
+
+    /// Returns the scorer, with the default of the method.
+    pub(super) fn scorer(&self) -> ScorerName {
+        self.scorer.unwrap_or(match self.method {
+            MethodName::Majority => ScorerName::None,
+            _ => ScorerName::Logprob,
+        })
+    }
+
+    /// Returns a given option that the scorer does not read, and the scorers that do.
+    pub(super) fn idle_option(&self) -> Option<(&'static str, &'static [ScorerName])> {
+        use ScorerName::{Command, Head, PlusMinus};
+        let options: [(_, _, &[_]); 6] = [
+            ("--verifier", self.verifier.is_some(), &[Command]),
+            ("--head", self.head.is_some(), &[Head]),
+            (
+                "--reward-url",
+                self.reward_url.is_some(),
+                &[PlusMinus, Head],
+            ),
+            (
+                "--reward-prompt",
+                self.reward_prompt.is_some(),
+                &[PlusMinus],
+            ),
+            ("--plus", self.plus.is_some(), &[PlusMinus]),
+            ("--minus", self.minus.is_some(), &[PlusMinus]),
+        ];
+        let scorer = self.scorer();
+        let is_idle = |(_, given, scorers): &(_, bool, &[_])| *given && !scorers.contains(&scorer);
+        let (option, _, scorers) = options.into_iter().find(is_idle)?;
+        Some((option, scorers))
     }
 }
 
