@@ -30,10 +30,33 @@ impl SquaredLoss {
         }
     }
 
-    /// Returns the relative loss; 0 for weights that are all 0, and for some that are not finite.
+    /// Returns the relative loss, which is 0 for zeros that were kept. It is no finite number if weights became
+    /// infinite, or if zeros became other numbers.
     #[must_use]
     pub fn relative(&self) -> f64 {
-        let part = self.lost / self.weights;
-        if part.is_finite() { part } else { 0.0 }
+        match (self.lost, self.weights) {
+            (0.0, 0.0) => 0.0,
+            (lost, weights) => lost / weights,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_zeros_that_were_kept_lose_nothing_of_nothing() {
+        let relative = |want: &[f32], have: &[f32]| {
+            let mut loss = SquaredLoss::default();
+            loss.add_row(want, have);
+            loss.relative()
+        };
+        assert_eq!(relative(&[0.0, 0.0], &[0.0, 0.0]), 0.0);
+        assert_eq!(relative(&[3.0, 4.0], &[3.0, 3.0]), 0.04);
+        assert_eq!(relative(&[131_072.0], &[f32::INFINITY]), f64::INFINITY);
+        assert_eq!(relative(&[0.0], &[1.0]), f64::INFINITY);
+        assert!(relative(&[f32::NAN], &[0.0]).is_nan());
+        assert!(relative(&[f32::INFINITY], &[f32::INFINITY]).is_nan());
     }
 }

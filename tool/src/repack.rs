@@ -13,13 +13,15 @@ use ggml_rust_npu::backend::offline::{Form, Weight};
 use ggml_rust_npu::config::rules::{Choice, Rules};
 use ggml_rust_npu::config::{self, Config};
 use ggml_rust_npu::gguf::{File, TensorInfo};
+use ggml_rust_npu::hexagon::layout::Conversion;
 use ggml_rust_npu::packfile::PackWriter;
+use half::f16;
 
 use crate::ToolError;
 use crate::chip::{self, Chip};
 use crate::files::{Files, next_to};
 use crate::progress::Progress;
-use crate::quantize::{Imatrix, not_finite};
+use crate::quantize::{Imatrix, not_finite, to_f32};
 use crate::text::say;
 
 /// Pack a model's weights for a chip
@@ -144,16 +146,17 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
 /// Bytes of a tensor that are looked at between two releases.
 const CHECK_BYTES: usize = 4 << 20;
 
-/// Refuses numbers that no scale can be found for. Blocks of quantized types are checked by what
-/// packing makes of them.
-fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), ToolError> {
+/// Returns the first result of `find` in a tensor's bytes, which gets a piece and its place in the tensor.
+fn find_in<T>(
+    file: &File,
+    tensor: &TensorInfo,
+    find: impl Fn(usize, &[u8]) -> Option<T>,
+) -> Option<T> {
     for (chunk, bytes) in file.data(tensor).chunks(CHECK_BYTES).enumerate() {
         let first = chunk * CHECK_BYTES;
-        if let Some(index) = not_finite(tensor.dtype, bytes) {
-            let (name, k) = (&tensor.name, tensor.ne[0]);
-            let index = index + first / tensor.dtype.block_bytes();
-            let (row, weight) = (index / k, index % k);
-            return Err(format!("row {row} of {name}: weight {weight} is no finite number").into());
+        let found = find(first, bytes);
+        if found.is_some() {
+            return found;
         }
         // Pages that this chunk shares with the last one, too.
         file.release(
@@ -161,7 +164,38 @@ fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), ToolError> {
             first.saturating_sub(CHECK_BYTES)..first + bytes.len(),
         );
     }
-    Ok(())
+    None
+}
+
+/// Refuses numbers that no scale can be found for. Blocks of quantized types are checked by what
+/// packing makes of them.
+fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), ToolError> {
+    let index = find_in(file, tensor, |first, bytes| {
+        let index = not_finite(tensor.dtype, bytes)?;
+        Some(index + first / tensor.dtype.block_bytes())
+    });
+    let Some(index) = index else {
+        return Ok(());
+    };
+    let (name, k) = (&tensor.name, tensor.ne[0]);
+    let (row, weight) = (index / k, index % k);
+    Err(format!("row {row} of {name}: weight {weight} is no finite number").into())
+}
+
+/// Returns a finite value of a weight that becomes F16 on Hexagon but that F16 has no finite value for.
+fn beyond_f16(file: &File, tensor: &TensorInfo, form: &Form) -> Option<f32> {
+    let Form::Hexagon(layout) = form else {
+        return None;
+    };
+    if layout.form != Conversion::Halved {
+        return None;
+    }
+    find_in(file, tensor, |_, bytes| {
+        let mut values = vec![0.0; bytes.len() / tensor.dtype.block_bytes()];
+        to_f32(tensor.dtype, bytes, &mut values);
+        let is_beyond = |value: &f32| value.is_finite() && f16::from_f32(*value).is_infinite();
+        values.into_iter().find(is_beyond)
+    })
 }
 
 /// Returns the options of the pack, in the words of the command line.
@@ -202,6 +236,14 @@ fn jobs<'a>(file: &'a File, chip: &Chip) -> Vec<RepackJob<'a>> {
             let (name, dtype) = (&tensor.name, tensor.dtype.name());
             say(format_args!(
                 "{name} is packed when it is loaded: it is {dtype}, which only llama.cpp can read"
+            ));
+            continue;
+        }
+        // The device does not multiply it in F16 either.
+        if let Some(value) = beyond_f16(file, tensor, &form) {
+            let name = &tensor.name;
+            say(format_args!(
+                "{name} is not packed: it has the value {value}, beyond F16's range"
             ));
             continue;
         }

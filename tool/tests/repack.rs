@@ -274,6 +274,34 @@ fn wrong_arguments_are_refused_with_a_reason() {
     assert_eq!(left.len(), 2, "{left:?}");
 }
 
+/// F16 has no such value, and the device multiplies the weight in FP32.
+#[test]
+fn a_weight_beyond_the_range_of_f16_is_left_out_by_name() {
+    let folder = folder("tool_repack_beyond");
+    let (from, pack) = (folder.join("model.gguf"), folder.join("model.npu"));
+    let names = ["blk.0.attn_q.weight", "blk.0.attn_k.weight"];
+    // The first is the largest value of BF16 in the range of F16.
+    for (value, count) in [(65_280.0, 2), (131_072.0, 1), (-131_072.0, 1)] {
+        let mut model = Model::new("general.architecture", "llama");
+        let mut values = vec![0.5; 64 * 64];
+        model.tensor(names[0], &[64, 64], values.clone());
+        values[64 * 3 + 5] = value;
+        model.tensor(names[1], &[64, 64], values);
+        for (.., dtype) in &mut model.tensors {
+            *dtype = GgmlType::BF16;
+        }
+        model.write(&from);
+        let output = run(&["repack", path(&from), "--chip", "hexagon-v75"]);
+        let said = text(&output);
+        assert!(output.status.success(), "{said}");
+        let line = format!("{} is not packed: it has the value {value}", names[1]);
+        assert_eq!(said.contains(&line), count == 1, "{said}");
+        let (_, report) = json(&["inspect", path(&pack), "--json"]);
+        let packed: Vec<String> = rows(&report).into_iter().map(|(name, ..)| name).collect();
+        assert_eq!(packed, names[..count]);
+    }
+}
+
 /// A model with one matrix in F16, of `n` rows of 1024.
 fn large(path: &Path, n: usize) {
     let mut empty = b"GGUF\x03\0\0\0".to_vec();
