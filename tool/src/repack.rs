@@ -92,6 +92,8 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
         let path = path.display();
         return Err(format!("--imatrix {path} is for INT4 weights: no rule asks for them").into());
     }
+    let means = (jobs.iter()).map(|job| means(job, imatrix.as_ref()));
+    let means: Vec<_> = means.collect::<Result<_, _>>()?;
     let options = options(args, &config, &chip);
     let names = jobs.iter().map(|(tensor, _)| tensor.name.as_str());
     let mut writer = PackWriter::create(&output, &args.chip, &options, names)?;
@@ -100,20 +102,10 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
         .map(|(tensor, _)| tensor.range.len() as u64)
         .sum();
     let progress = Progress::new("packing", total);
-    for job in &jobs {
-        let (tensor, form) = job;
+    for ((tensor, form), means) in jobs.iter().zip(means) {
         check_values(&file, tensor)?;
-        let feedback = match (form, &imatrix) {
-            (Form::Rockchip(..), Some(_)) if is_int4(form) && tensor.ne[2] > 1 => {
-                let name = &tensor.name;
-                return Err(format!(
-                    "{name} has experts, which --imatrix does not support in INT4"
-                )
-                .into());
-            }
-            (Form::Rockchip(layout, _), Some(imatrix)) if is_int4(form) => {
-                feedback::of(layout, &tensor.name, imatrix.of(tensor)?)?
-            }
+        let feedback = match (form, means) {
+            (Form::Rockchip(layout, _), Some(means)) => feedback::of(layout, &tensor.name, means)?,
             _ => Vec::new(),
         };
         let weight = Weight {
@@ -222,6 +214,32 @@ fn options(args: &RepackArgs, config: &Config, chip: &Chip) -> String {
 
 fn is_int4(form: &Form) -> bool {
     matches!(form, Form::Rockchip(layout, _) if layout.precision.is_int4())
+}
+
+/// Returns the mean square of each input of an INT4 weight, if it is known. A line names a weight outside of the
+/// model's blocks of which the imatrix has none: llama-imatrix leaves out the head unless it is asked for, and
+/// always one that is the embeddings.
+///
+/// # Errors
+/// Text that names a weight that cannot be packed with statistics.
+fn means<'a>(
+    (tensor, form): &RepackJob,
+    imatrix: Option<&'a Imatrix>,
+) -> Result<Option<&'a [f32]>, ToolError> {
+    let Some(imatrix) = imatrix.filter(|_| is_int4(form)) else {
+        return Ok(None);
+    };
+    let name = &tensor.name;
+    if tensor.ne[2] > 1 {
+        return Err(format!("{name} has experts, which --imatrix does not support in INT4").into());
+    }
+    if !name.starts_with("blk.") && !imatrix.has(tensor) {
+        say(format_args!(
+            "{name} is rounded as without --imatrix, which says nothing of it"
+        ));
+        return Ok(None);
+    }
+    imatrix.of(tensor).map(Some)
 }
 
 /// Returns the weights that the chip takes. A line names those of them that cannot be packed here.

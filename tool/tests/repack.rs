@@ -207,6 +207,47 @@ fn what_a_pack_is_verified_against_is_found_to_differ() {
     assert!(text(&output).contains("truncated"), "{}", text(&output));
 }
 
+/// llama-imatrix has no statistics of a head that is the embeddings.
+#[test]
+fn a_head_without_statistics_is_rounded_as_without_an_imatrix() {
+    let folder = folder("tool_repack_head");
+    let [model, statistics, pack, plain] =
+        ["model.gguf", "imatrix.gguf", "model.npu", "plain.npu"].map(|name| folder.join(name));
+    quantized(&model);
+    let repack = |pack: &Path, flags: &[&str]| {
+        let args = ["repack", path(&model), "--chip", "rk3588", "-o", path(pack)];
+        run(&[&args[..], &["--rules", ".*=int4"], flags].concat())
+    };
+    let mut imatrix = Model::new("general.type", "imatrix");
+    let mut write = |name: &str| {
+        imatrix.random(&format!("{name}.in_sum2"), &[64, 1], 1.0);
+        imatrix.tensor(&format!("{name}.counts"), &[1, 1], vec![4.0]);
+        imatrix.write(&statistics);
+    };
+    let flags = ["--imatrix", path(&statistics)];
+    write("blk.0.attn_q.weight");
+    let output = repack(&pack, &flags);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    let error = "the imatrix says nothing of blk.0.attn_k.weight";
+    assert!(text(&output).contains(error), "{}", text(&output));
+    assert!(!pack.exists());
+    write("blk.0.attn_k.weight");
+    let output = repack(&pack, &flags);
+    assert!(output.status.success(), "{}", text(&output));
+    let line = "token_embd.weight is rounded as without --imatrix";
+    assert!(text(&output).contains(line), "{}", text(&output));
+    assert!(repack(&plain, &[]).status.success());
+    let packs = [&pack, &plain].map(|path| Pack::open(path).unwrap());
+    for (name, same) in [
+        ("token_embd.weight", true),
+        ("blk.0.attn_q.weight", false),
+        ("blk.0.attn_k.weight", false),
+    ] {
+        let [with, without] = [&packs[0], &packs[1]].map(|pack| pack.entry(name).unwrap());
+        assert_eq!(with.payload == without.payload, same, "{name}");
+    }
+}
+
 /// Words that the tool prints, and the arguments that cause them.
 type Refused<'a> = (&'a [&'a str], &'a [&'a str], i32);
 

@@ -78,6 +78,11 @@ impl Imatrix {
         Ok(Self(found))
     }
 
+    /// Returns `true` if there are statistics of a weight.
+    pub fn has(&self, weight: &TensorInfo) -> bool {
+        self.0.contains_key(&weight.name)
+    }
+
     /// Returns the mean square of each input of a weight, expert by expert.
     ///
     /// # Errors
