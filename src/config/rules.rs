@@ -51,7 +51,15 @@ pub fn choices() -> [&'static str; 6] {
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Rules(Vec<(Regex, Choice)>);
+pub struct Rules(Vec<Rule>);
+
+#[derive(Clone, Debug)]
+struct Rule {
+    /// As it was written: `pattern=choice`.
+    text: String,
+    pattern: Regex,
+    choice: Choice,
+}
 
 impl Rules {
     /// Reads a list of rules.
@@ -64,28 +72,55 @@ impl Rules {
         rules.map(Self::rule).collect::<Result<_, _>>().map(Self)
     }
 
-    fn rule(rule: &str) -> Result<(Regex, Choice), String> {
+    fn rule(rule: &str) -> Result<Rule, String> {
         let (pattern, word) = rule
             .rsplit_once('=')
             .ok_or_else(|| format!("rule {rule:?} has no '='"))?;
         let choice = CHOICES.iter().find(|(known, _)| *known == word.trim());
         let (_, choice) = choice.ok_or_else(|| format!("rule {rule:?} asks for {word:?}"))?;
-        let regex = Regex::new(pattern.trim())
+        let pattern = Regex::new(pattern.trim())
             .map_err(|error| format!("rule {rule:?} is no regular expression: {error}"))?;
-        Ok((regex, *choice))
+        Ok(Rule {
+            text: rule.to_owned(),
+            pattern,
+            choice: *choice,
+        })
     }
 
     /// Returns the choice of the first rule that matches a tensor's name, if any.
     #[must_use]
     pub fn choice(&self, name: &str) -> Option<Choice> {
-        let (_, choice) = self.0.iter().find(|(regex, _)| regex.is_match(name))?;
-        Some(*choice)
+        Some(self.0[self.rule_of(name)?].choice)
+    }
+
+    fn rule_of(&self, name: &str) -> Option<usize> {
+        self.0.iter().position(|rule| rule.pattern.is_match(name))
+    }
+
+    /// Checks that each rule decides the arithmetic of a weight.
+    ///
+    /// - `names`: those of all weights that the NPU could multiply with
+    ///
+    /// # Errors
+    /// A text that names the rule.
+    pub fn check(&self, names: &[&str]) -> Result<(), String> {
+        for (index, rule) in self.0.iter().enumerate() {
+            if names.iter().any(|name| self.rule_of(name) == Some(index)) {
+                continue;
+            }
+            let reason = match names.iter().find(|name| rule.pattern.is_match(name)) {
+                Some(name) => format!("an earlier rule decides {name}"),
+                None => "no weight for the NPU has such a name".to_owned(),
+            };
+            return Err(format!("{}: {reason}", rule.text));
+        }
+        Ok(())
     }
 
     /// Returns `true` if a rule asks for `choice`.
     #[must_use]
     pub fn ask_for(&self, choice: Choice) -> bool {
-        self.0.iter().any(|(_, asked)| *asked == choice)
+        self.0.iter().any(|rule| rule.choice == choice)
     }
 }
 
@@ -143,6 +178,27 @@ mod tests {
         assert_eq!(rules.choice("blk.3.attn_k.weight"), Some(Choice::Int8Plain));
         assert_eq!(rules.choice("blk.3.attn_output.weight"), None);
         assert!(rules.ask_for(Choice::Int4) && !Rules::default().ask_for(Choice::Int4));
+    }
+
+    #[test]
+    fn a_rule_that_decides_nothing_is_named() {
+        let check = |text| {
+            Rules::parse(text)
+                .unwrap()
+                .check(&["blk.0.ffn_up.weight", "blk.0.ffn_down.weight"])
+        };
+        assert_eq!(check(""), Ok(()));
+        assert_eq!(check("ffn_down=int8,ffn=int4"), Ok(()));
+        let error = check("ffn_up=int8, ffn_dwon=int4").unwrap_err();
+        assert_eq!(
+            error,
+            "ffn_dwon=int4: no weight for the NPU has such a name"
+        );
+        let error = check("ffn=int8,ffn_down=int4").unwrap_err();
+        assert_eq!(
+            error,
+            "ffn_down=int4: an earlier rule decides blk.0.ffn_down.weight"
+        );
     }
 
     #[test]

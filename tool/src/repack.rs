@@ -7,12 +7,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Args as ClapArgs;
 use clap::builder::PossibleValuesParser;
+use clap::error::ErrorKind;
+use clap::{Args as ClapArgs, CommandFactory as _};
 use ggml_rust_npu::backend::offline::{Form, Weight};
 use ggml_rust_npu::config::rules::{Choice, Rules};
 use ggml_rust_npu::config::{self, Config};
-use ggml_rust_npu::gguf::{File, TensorInfo};
+use ggml_rust_npu::gguf::{File, Header, TensorInfo};
 use ggml_rust_npu::hexagon::layout::Conversion;
 use ggml_rust_npu::packfile::PackWriter;
 use half::f16;
@@ -74,6 +75,7 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
         config.calibration = config::calibration(word)?;
     }
     let chip = Chip::new(&args.chip, &config)?;
+    check_options(args, &chip);
     let mut files = Files::default();
     let imatrix = args.imatrix.as_deref();
     let imatrix = imatrix
@@ -82,15 +84,21 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
     let file = files.gguf(&args.model)?;
     let output = (args.output.clone()).unwrap_or_else(|| next_to(&args.model, ".npu"));
     files.output(&output)?;
+    if args.rules.is_some() {
+        check_rules(args, &config, &chip, file.header())?;
+    }
     let jobs = jobs(&file, &chip);
     if jobs.is_empty() {
         let model = args.model.display();
         return Err(format!("no weight of {model} is for {}", args.chip).into());
     }
-    let has_int4 = jobs.iter().any(|(_, form)| is_int4(form));
-    if let (Some(path), false) = (&args.imatrix, has_int4) {
-        let path = path.display();
-        return Err(format!("--imatrix {path} is for INT4 weights: no rule asks for them").into());
+    let int4_options = [
+        ("--calibrate", args.calibrate.is_some()),
+        ("--imatrix", args.imatrix.is_some()),
+    ];
+    let given = int4_options.iter().find(|(_, given)| *given);
+    if let (Some((option, _)), false) = (given, jobs.iter().any(|(_, form)| is_int4(form))) {
+        return Err(format!("{option} is for INT4 weights, and no weight becomes INT4").into());
     }
     let means = (jobs.iter()).map(|job| means(job, imatrix.as_ref()));
     let means: Vec<_> = means.collect::<Result<_, _>>()?;
@@ -133,6 +141,44 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
         mib(total)
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Ends the program if options are for another family of chips. Variables are not checked, here and below: they
+/// may be for the backend, or for other models.
+fn check_options(args: &RepackArgs, chip: &Chip) {
+    let options = [
+        ("--rules", args.rules.is_some()),
+        ("--calibrate", args.calibrate.is_some()),
+        ("--imatrix", args.imatrix.is_some()),
+    ];
+    let given = options.iter().find(|(_, given)| *given);
+    if let (Chip::Hexagon(_), Some((option, _))) = (chip, given) {
+        let message = format!("{option} is for Rockchip NPUs, not for {}", args.chip);
+        (crate::Cli::command().error(ErrorKind::ArgumentConflict, message)).exit();
+    }
+}
+
+/// Refuses a rule that decides nothing. One that keeps a weight off the NPU decides, too.
+fn check_rules(
+    args: &RepackArgs,
+    config: &Config,
+    chip: &Chip,
+    header: &Header,
+) -> Result<(), ToolError> {
+    let mut without = Chip::new(&args.chip, config)?;
+    if let Chip::Rockchip(target) = &mut without {
+        target.rules = Rules::default();
+    }
+    let tied = chip::is_tied(header);
+    let is_taken = |tensor: &&TensorInfo| {
+        [chip, &without]
+            .iter()
+            .any(|it| it.form(tensor, tied).is_ok())
+    };
+    let weights = header.tensors.iter().filter(is_taken);
+    let names: Vec<&str> = weights.map(|tensor| tensor.name.as_str()).collect();
+    let checked = config.rules.check(&names);
+    checked.map_err(|reason| format!("--rules {reason}").into())
 }
 
 /// Bytes of a tensor that are looked at between two releases.

@@ -251,13 +251,28 @@ fn a_head_without_statistics_is_rounded_as_without_an_imatrix() {
 /// Words that the tool prints, and the arguments that cause them.
 type Refused<'a> = (&'a [&'a str], &'a [&'a str], i32);
 
+/// They may be for the backend, or for other models.
+#[test]
+fn variables_that_no_weight_is_packed_with_are_not_refused() {
+    let folder = folder("tool_repack_variables");
+    let model = folder.join("model.gguf");
+    quantized(&model);
+    for chip in ["rk3588", "hexagon-v75"] {
+        let mut command = command(&["repack", path(&model), "--chip", chip]);
+        command.env("GGML_RUST_NPU_RULES", "no_such=int8");
+        command.env("GGML_RUST_NPU_CALIBRATION", "kl");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{chip}: {}", text(&output));
+    }
+}
+
 #[test]
 fn wrong_arguments_are_refused_with_a_reason() {
     let folder = folder("tool_repack_wrong");
     let (model, plain) = (folder.join("model.gguf"), folder.join("model.f32"));
     quantized(&model);
     let model = path(&model);
-    let cases: [Refused; 9] = [
+    let cases: [Refused; 15] = [
         (&["rk3589", "hexagon-v75"], &[model, "--chip", "rk3589"], 2),
         (&["--chip"], &[model], 2),
         (&["no_such.gguf"], &["no_such.gguf", "--chip", "rk3588"], 1),
@@ -285,6 +300,42 @@ fn wrong_arguments_are_refused_with_a_reason() {
             &["--calibrate", "percentile"],
             &[model, "--chip", "rk3588", "--calibrate", "best"],
             2,
+        ),
+        (
+            &["--rules is for Rockchip NPUs, not for hexagon-v75"],
+            &[model, "--chip", "hexagon-v75", "--rules", "blk=int8"],
+            2,
+        ),
+        (
+            &["--calibrate is for Rockchip NPUs"],
+            &[model, "--chip", "hexagon-v75", "--calibrate", "kl"],
+            2,
+        ),
+        (
+            &["--rules attn_w=int4: no weight for the NPU has such a name"],
+            &[
+                model,
+                "--chip",
+                "rk3588",
+                "--rules",
+                "attn_q=int4,attn_w=int4",
+            ],
+            1,
+        ),
+        (
+            &["--rules output=int4: no weight for the NPU has such a name"],
+            &[model, "--chip", "rk3588", "--rules", "output=int4"],
+            1,
+        ),
+        (
+            &["--rules attn_q=int4: an earlier rule decides blk.0.attn_q.weight"],
+            &[model, "--chip", "rk3588", "--rules", "blk=cpu,attn_q=int4"],
+            1,
+        ),
+        (
+            &["--calibrate is for INT4 weights, and no weight becomes INT4"],
+            &[model, "--chip", "rk3588", "--calibrate", "kl"],
+            1,
         ),
         (
             &["model.gguf", "general.type is not imatrix"],
