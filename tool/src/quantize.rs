@@ -123,6 +123,10 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, ToolError> {
         _ => rotate::transforms(&file, &args.rotate)?,
     };
     let jobs = jobs(args, &file, imatrix.as_ref(), &transforms)?;
+    if imatrix.is_some() && !args.awq && jobs.iter().all(|job| job.importance.is_none()) {
+        let reason = "no weight of the model's blocks becomes a type of 3, 4 or 5 bits";
+        return Err(format!("--imatrix has no use: {reason}").into());
+    }
     if args.tile_group {
         tile::check(&jobs)?;
     }
@@ -258,8 +262,10 @@ fn jobs<'a>(
         let transform = transform.cloned().unwrap_or_default();
         // llama-imatrix leaves out the head unless it is asked for.
         let weighted = is_weight(source) && source.name.starts_with("blk.");
-        let importance = match (imatrix, format) {
-            (Some(imatrix), Some(format)) if weighted && format.dtype().is_quantized() => {
+        let lpbq = (args.lpbq).filter(|_| weighted && format == Some(args.format));
+        let uses_importance = lpbq.is_some() || format.is_some_and(Format::uses_importance);
+        let importance = match imatrix {
+            Some(imatrix) if weighted && uses_importance => {
                 Some(transform.importance(imatrix.of(source)?))
             }
             _ => None,
@@ -271,9 +277,7 @@ fn jobs<'a>(
             format,
             transform,
             importance,
-            lpbq: args
-                .lpbq
-                .filter(|_| weighted && format == Some(args.format)),
+            lpbq,
             tile_group: format
                 .filter(|_| args.tile_group && weighted)
                 .and_then(tile::grouped),
@@ -302,6 +306,9 @@ fn how(args: &QuantizeArgs) -> String {
         env!("CARGO_PKG_VERSION"),
         args.format.dtype().name()
     );
+    if let Some(format) = args.embeddings {
+        how.push_str(&format!(" --embeddings {}", format.dtype().name()));
+    }
     let flags = [
         (" --imatrix", args.imatrix.is_some()),
         (" --awq", args.awq),

@@ -102,6 +102,11 @@ impl Format {
         [self, instead].into_iter().find(|format| fits(*format))
     }
 
+    /// Returns `true` if the importance of inputs decides how a row is quantized.
+    pub fn uses_importance(self) -> bool {
+        !matches!(self, Self::F32 | Self::F16 | Self::Q8_0)
+    }
+
     /// Quantizes a row.
     ///
     /// - `row`: K elements, whole blocks unless the format is F16 or F32

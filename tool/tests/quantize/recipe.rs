@@ -7,7 +7,7 @@ use ggml_rust_npu::packfile::Pack;
 use half::f16;
 
 use crate::common::{folder, quantize};
-use crate::decoder::{model, values, with_experts, written};
+use crate::decoder::{imatrix, model, values, with_experts, written};
 use crate::fails;
 
 #[test]
@@ -93,6 +93,45 @@ fn scales_are_those_for_the_type_of_each_weight() {
             );
         }
     }
+}
+
+#[test]
+fn statistics_are_needed_of_weights_alone_that_they_change() {
+    let folder = folder("tool_recipe_statistics");
+    let (from, path) = written(&folder, "llama");
+    let to = folder.join("out.gguf");
+    let statistics = path.to_str().unwrap();
+    let mut imatrix = imatrix(&model("llama"));
+    let name = "blk.0.ffn_down.weight";
+    (imatrix.tensors).retain(|(statistics, ..)| !statistics.starts_with(name));
+    imatrix.write(&path);
+    let base = ["-t", "q4_0", "--imatrix", statistics];
+    fails(&from, &to, &base, 1, &["says nothing of", name]);
+    let rule = ["--tensor-type", "blk.0.ffn_down=q8_0"];
+    quantize(&from, &to, &[&base[..], &rule].concat());
+    fs::remove_file(&to).unwrap();
+    for format in ["f16", "q8_0"] {
+        let args = ["-t", format, "--imatrix", statistics];
+        fails(&from, &to, &args, 1, &["--imatrix has no use"]);
+    }
+    // Low-power blocks are searched, whatever holds them.
+    let lpbq = ["-t", "q8_0", "--imatrix", statistics, "--lpbq", "32"];
+    fails(&from, &to, &lpbq, 1, &["says nothing of", name]);
+    assert!(!to.exists());
+}
+
+#[test]
+fn the_type_of_embeddings_is_that_of_its_option_and_named() {
+    let folder = folder("tool_recipe_embeddings");
+    let (from, _) = written(&folder, "llama");
+    let to = folder.join("out.gguf");
+    quantize(&from, &to, &["-t", "q4_0", "--embeddings", "iq4_nl"]);
+    let file = File::open(&to).unwrap();
+    let embeddings = file.header().tensor("token_embd.weight").unwrap();
+    assert_eq!(embeddings.dtype, GgmlType::IQ4_NL);
+    let how = file.header().get("general.quantized_by");
+    let how = how.and_then(|how| how.as_str()).unwrap();
+    assert!(how.ends_with("--type Q4_0 --embeddings IQ4_NL"), "{how}");
 }
 
 #[test]
