@@ -105,8 +105,9 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, ToolError> {
     let file = files.gguf(&args.model)?;
     check_model(file.header())?;
     let recipe = args.recipe();
-    recipe.check(file.header())?;
-    recipe.say_exceptions(file.header());
+    let tensors = tensors(args, file.header());
+    recipe.check(&tensors)?;
+    recipe.say_exceptions(&tensors);
     let imatrix = args.imatrix.as_deref();
     let imatrix = imatrix
         .map(|path| Imatrix::open(&mut files, path))
@@ -122,7 +123,7 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, ToolError> {
         Some(imatrix) if args.awq => scale(args, &file, imatrix)?,
         _ => rotate::transforms(&file, &args.rotate)?,
     };
-    let jobs = jobs(args, &file, imatrix.as_ref(), &transforms)?;
+    let jobs = jobs(args, &tensors, imatrix.as_ref(), &transforms)?;
     if imatrix.is_some() && !args.awq && jobs.iter().all(|job| job.importance.is_none()) {
         let reason = "no weight of the model's blocks becomes a type of 3, 4 or 5 bits";
         return Err(format!("--imatrix has no use: {reason}").into());
@@ -246,9 +247,24 @@ fn scale(args: &QuantizeArgs, file: &File, imatrix: &Imatrix) -> Result<Transfor
     Ok(transforms)
 }
 
+/// A tensor of the new file: its name there, and the tensor that it is made of.
+type NewTensor<'a> = (&'a str, &'a TensorInfo);
+
+/// Returns the tensors of the new file. Embeddings that are also the head no longer equal the head if the stream is
+/// rotated.
+fn tensors<'a>(args: &QuantizeArgs, header: &'a Header) -> Vec<NewTensor<'a>> {
+    let tensors = header.tensors.iter();
+    let mut tensors: Vec<NewTensor> = tensors.map(|it| (it.name.as_str(), it)).collect();
+    let head = "output.weight";
+    if args.rotate.contains(&Rotate::R1) && header.tensor(head).is_none() {
+        tensors.extend(header.tensor("token_embd.weight").map(|it| (head, it)));
+    }
+    tensors
+}
+
 fn jobs<'a>(
     args: &QuantizeArgs,
-    file: &'a File,
+    tensors: &[NewTensor<'a>],
     imatrix: Option<&Imatrix>,
     transforms: &Transforms,
 ) -> Result<Vec<TensorJob<'a>>, ToolError> {
@@ -283,20 +299,10 @@ fn jobs<'a>(
                 .and_then(tile::grouped),
         })
     };
-    let tensors = || file.header().tensors.iter();
-    let mut jobs: Vec<TensorJob> = tensors()
-        .map(|tensor| job(&tensor.name, tensor))
-        .collect::<Result<_, _>>()?;
-    // Embeddings that are also the head, and no longer equal the head.
-    let head = "output.weight";
-    if let (true, None) = (transforms.contains_key(head), file.header().tensor(head)) {
-        let embeddings = tensors().find(|tensor| tensor.name == "token_embd.weight");
-        jobs.push(job(
-            head,
-            embeddings.ok_or("token_embd.weight is missing")?,
-        )?);
-    }
-    Ok(jobs)
+    tensors
+        .iter()
+        .map(|(name, source)| job(name, source))
+        .collect()
 }
 
 /// Returns the options of the output, in the words of the command line.

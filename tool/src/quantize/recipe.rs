@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use clap::ValueEnum as _;
-use ggml_rust_npu::gguf::{Header, TensorInfo};
+use ggml_rust_npu::gguf::TensorInfo;
 use regex_lite::Regex;
 
 use super::block::{BLOCK, Format};
@@ -61,11 +61,13 @@ pub struct Recipe<'a> {
 impl Recipe<'_> {
     /// Checks that each rule decides the type of a weight, which no rule does for routers of experts.
     ///
+    /// - `tensors`: all of the new file, by their names there
+    ///
     /// # Errors
     /// Text that names the rule.
-    pub fn check(&self, header: &Header) -> Result<(), ToolError> {
-        let weights = header.tensors.iter().filter(|tensor| is_weight(tensor));
-        let names = weights.map(|tensor| tensor.name.as_str());
+    pub fn check(&self, tensors: &[(&str, &TensorInfo)]) -> Result<(), ToolError> {
+        let weights = tensors.iter().filter(|(_, tensor)| is_weight(tensor));
+        let names = weights.map(|(name, _)| *name);
         let (routers, names): (Vec<&str>, Vec<&str>) = names.partition(|name| is_router(name));
         for (index, rule) in self.rules.iter().enumerate() {
             if names.iter().any(|name| self.rule_of(name) == Some(index)) {
@@ -89,10 +91,12 @@ impl Recipe<'_> {
 
     /// Says which weights get another type than was meant for them, and why: a line for each kept
     /// one, and one for all that become another type.
-    pub fn say_exceptions(&self, header: &Header) {
+    ///
+    /// - `tensors`: as in [`check`](Self::check)
+    pub fn say_exceptions(&self, tensors: &[(&str, &TensorInfo)]) {
         let mut others: BTreeMap<_, Vec<&str>> = BTreeMap::new();
-        for tensor in &header.tensors {
-            let (name, k) = (&tensor.name, tensor.ne[0]);
+        for (name, tensor) in tensors {
+            let k = tensor.ne[0];
             let Some(meant) = self.meant(name, tensor) else {
                 continue;
             };

@@ -1,7 +1,10 @@
 //! Rotations that are folded into the weights.
 
+use ggml_rust_npu::gguf::{File, GgmlType};
+
 use crate::common::{folder, quantize};
 use crate::decoder::{BLOCKS, EMBED, difference, logits, values, written};
+use crate::fails;
 
 #[test]
 fn rotations_alone_change_the_weights_and_no_logit() {
@@ -33,6 +36,30 @@ fn rotations_alone_change_the_weights_and_no_logit() {
         let off = difference(&logits(&after), &logits(&before));
         // 24 bits, through two blocks.
         assert!(off < 1e-5, "{architecture} {which}: {off}");
+    }
+}
+
+#[test]
+fn a_rule_gives_the_head_its_type_that_a_rotation_separates_from_the_embeddings() {
+    let folder = folder("tool_rotate_head_rule");
+    let (from, _) = written(&folder, "llama");
+    let to = folder.join("rotated.gguf");
+    let rule = ["--type", "q4_0", "--tensor-type", r"^output\.=f16"];
+    quantize(&from, &to, &[&rule[..], &["--rotate", "r1"]].concat());
+    let file = File::open(&to).unwrap();
+    let dtype = |name: &str| file.header().tensor(name).unwrap().dtype;
+    assert_eq!(dtype("output.weight"), GgmlType::F16);
+    assert_eq!(dtype("token_embd.weight"), GgmlType::Q8_0);
+    // The head stays the embeddings.
+    for more in [&[][..], &["--rotate", "r2"]] {
+        let args = [&rule[..], more].concat();
+        fails(
+            &from,
+            &to,
+            &args,
+            1,
+            &["no weight of the model has such a name"],
+        );
     }
 }
 
