@@ -26,7 +26,7 @@ const PRECISIONS: [(Precision, u32); 6] = [
     (Precision::Int8Plain, 6),
 ];
 
-/// Word of [`LayoutTag::hexagon`] that is set if the weights are quantized again.
+/// Word of [`LayoutTag::hexagon`] that is set if the weights are quantized again, or converted to F16.
 const REQUANTIZED_WORD: usize = 4;
 
 impl LayoutTag {
@@ -78,6 +78,7 @@ impl fmt::Display for LayoutTag {
                 let again = match (weight, words[REQUANTIZED_WORD]) {
                     (weight, _) if weight.is_grouped() => "groups of 2 x 16",
                     (_, 0) => "lossless",
+                    (WeightType::F16, _) => "converted",
                     _ => "quantized again",
                 };
                 write!(f, "Hexagon {weight:?} tiles v{version}, {again}")
@@ -132,7 +133,11 @@ mod tests {
             let (name, version) = (format!("Hexagon {weight:?} tiles"), id & 0xff);
             let is_groups = [WeightType::Q4Tile, WeightType::Q8Tile].contains(&weight);
             for (again, end) in [(false, "lossless"), (true, "quantized again")] {
-                let end = if is_groups { "groups of 2 x 16" } else { end };
+                let end = match (weight, again) {
+                    _ if is_groups => "groups of 2 x 16",
+                    (WeightType::F16, true) => "converted",
+                    _ => end,
+                };
                 assert_eq!(text(weight, again), format!("{name} v{version}, {end}"));
                 let tag = LayoutTag::hexagon(weight, [64, 32, 1, 1], again);
                 assert_eq!((tag.id, tag.is_groups()), (id, is_groups));

@@ -30,7 +30,7 @@ mod pack_file;
 pub struct InspectArgs {
     /// A GGUF, or a pack file
     file: PathBuf,
-    /// Chip to plan for
+    /// Chip to plan for, of a model
     #[arg(long, value_parser = chip::names())]
     chip: Option<String>,
     /// Check all bytes of a pack file, and that it was made from this model; exit code 1 if not
@@ -134,6 +134,13 @@ struct TensorRow {
 /// Text for the user.
 pub fn run(args: &InspectArgs) -> Result<ExitCode, ToolError> {
     if is_pack(&args.file) {
+        if args.chip.is_some() {
+            return Err(format!(
+                "--chip is for models, and {} is a pack file",
+                args.file.display()
+            )
+            .into());
+        }
         return pack_file::run(&args.file, args.json, args.verify.as_ref());
     }
     if args.verify.is_some() {

@@ -134,6 +134,11 @@ fn a_pack_holds_what_the_chip_takes_and_inspect_shows_it() {
             "{name}: {error:.2e} is not between {low:.0e} and {high:.0e}"
         );
     }
+    // A pack is of one chip, and no plan for another one.
+    let output = run(&["inspect", path(&pack), "--chip", "rk3588"]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    let error = "--chip is for models";
+    assert!(text(&output).contains(error), "{}", text(&output));
     let shown = text(&run(&["inspect", path(&pack)]));
     for word in [
         "pack 1 for rk3588",
@@ -389,8 +394,12 @@ fn a_weight_beyond_the_range_of_f16_is_left_out_by_name() {
         let line = format!("{} is not packed: it has the value {value}", names[1]);
         assert_eq!(said.contains(&line), count == 1, "{said}");
         let (_, report) = json(&["inspect", path(&pack), "--json"]);
-        let packed: Vec<String> = rows(&report).into_iter().map(|(name, ..)| name).collect();
+        let rows = rows(&report);
+        let packed: Vec<&str> = rows.iter().map(|(name, ..)| name.as_str()).collect();
         assert_eq!(packed, names[..count]);
+        for (name, layout, _) in &rows {
+            assert_eq!(layout, "Hexagon F16 tiles v1, converted", "{name}");
+        }
     }
 }
 
