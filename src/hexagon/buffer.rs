@@ -155,6 +155,12 @@ pub(super) fn pack_all(
     }
 }
 
+/// Returns the packed tensor that the byte at an offset belongs to, and where it starts.
+fn around(packed: &BTreeMap<usize, Arc<Packed>>, at: usize) -> Option<(usize, &Arc<Packed>)> {
+    let (start, found) = packed.range(..=at).next_back()?;
+    (at < start + found.bytes).then_some((*start, found))
+}
+
 impl HexBuffer {
     /// Allocates a buffer of `bytes`.
     ///
@@ -231,8 +237,8 @@ impl HexBuffer {
     /// Returns the packed tensor that the byte at an offset belongs to, and where it starts.
     fn around(&self, at: usize) -> Option<(usize, Arc<Packed>)> {
         let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
-        let (start, found) = packed.range(..=at).next_back()?;
-        (at < start + found.bytes).then(|| (*start, Arc::clone(found)))
+        let (start, found) = around(&packed, at)?;
+        Some((start, Arc::clone(found)))
     }
 
     /// Writes the bytes `[offset, offset + size)` of a tensor. A weight is packed from its first
@@ -445,11 +451,13 @@ impl HexBuffer {
         let first = tensor.packed_offset + offset;
         let end = first + out.len();
         let mut at = first;
+        // To the end: what another thread puts back meanwhile would be read as packed.
+        let all = self.packed.read().unwrap_or_else(PoisonError::into_inner);
         while at < end {
-            let held = self.around(at);
-            let to = match &held {
+            let held = around(&all, at);
+            let to = match held {
                 Some((start, packed)) => start + packed.bytes,
-                None => self.next_packed(at).unwrap_or(end),
+                None => (all.range(at + 1..).next()).map_or(end, |(start, _)| *start),
             };
             let to = to.min(end);
             let part = &mut out[at - first..to - first];
@@ -459,12 +467,6 @@ impl HexBuffer {
             }
             at = to;
         }
-    }
-
-    /// Returns where the first packed tensor behind an offset starts.
-    fn next_packed(&self, at: usize) -> Option<usize> {
-        let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
-        packed.range(at + 1..).next().map(|(start, _)| *start)
     }
 
     /// Returns `true` if a packed tensor takes memory of a range.

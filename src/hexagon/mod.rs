@@ -95,8 +95,8 @@ pub struct HexDevice {
     /// Number of changes that invalidate remembered submissions: weights packed again, caches that
     /// the CPU begins to use.
     changes: Arc<AtomicU64>,
-    /// Held by streams from planning to results, and alone by one that puts packed tensors back, which others may have planned
-    /// to use.
+    /// Streams hold it from planning to results. One that puts packed tensors back into ggml's layout holds it alone, because the
+    /// plans of others may name their packed form.
     layouts: RwLock<()>,
     packs: OnceLock<Arc<Packs>>,
     trace: Option<Trace>,
@@ -270,7 +270,7 @@ impl HexDevice {
         self.changes.load(Ordering::Relaxed)
     }
 
-    /// Keeps packed tensors as they are until it is dropped, except for writes.
+    /// Has no other stream put packed tensors back until it is dropped.
     fn layouts(&self) -> RwLockReadGuard<'_, ()> {
         self.layouts.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -28,12 +28,12 @@ pub(super) mod trace;
 /// A failure has the number of its node once it is known.
 type Result<T> = std::result::Result<T, GraphError>;
 
-/// Graphs that are remembered whatever they hold: a program computes few by turns.
+/// Graphs that a stream remembers whatever they hold.
 const FEW: usize = 8;
 /// Graphs that are remembered while they hold little: if some layers are the CPU's, a token has a graph for each stretch of
 /// others, and all of them come again in the same order.
 const MAX_REMEMBERED: usize = 256;
-/// Bytes that more than [`FEW`] graphs may hold, by [`Submission::held_bytes`].
+/// Bytes that more than [`FEW`] graphs of a stream may hold, by [`Submission::held_bytes`].
 const MAX_HELD_BYTES: usize = 64 << 20;
 
 /// A stream of graphs on one Hexagon NPU: a graph is one submission, which is remembered.
@@ -364,6 +364,7 @@ impl Graphs {
 
     /// Keeps the graph at hand under a number.
     fn remember(&mut self, graph: u64) {
+        self.current.drop_unused();
         let held = |(_, submission): &(u64, Submission)| submission.held_bytes();
         let mut held_bytes =
             self.current.held_bytes() + self.remembered.values().map(held).sum::<usize>();

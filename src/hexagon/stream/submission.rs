@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use hexagon_ops::wire::Command;
+use hexagon_ops::wire::{Command, MAX_BUFFERS};
 
 use super::super::buffer::Ranges;
 use super::super::{HexBuffer, HexDevice};
@@ -128,8 +128,13 @@ impl Submission {
         self.changes = changes;
     }
 
+    /// Drops scratch memory that an earlier graph needed.
+    pub(super) fn drop_unused(&mut self) {
+        self.scratch.truncate(self.taken);
+    }
+
     /// Returns the bytes that it keeps while it is remembered. A buffer of the device counts as more than it has, because there
-    /// are few numbers for buffers ([`hexagon_ops::wire::MAX_BUFFERS`]).
+    /// are few numbers for buffers ([`MAX_BUFFERS`]).
     pub(super) fn held_bytes(&self) -> usize {
         let buffers = self.scratch.iter().chain(&self.list);
         let of_device: usize = buffers.map(|buffer| buffer.bytes() + NUMBER_BYTES).sum();
@@ -274,7 +279,7 @@ impl Submission {
         Ok(&self.scratch[index])
     }
 
-    /// Makes the DSP read the commands from memory at later submissions.
+    /// Makes the DSP read the commands from memory at later submissions, while there are enough numbers for buffers.
     ///
     /// # Errors
     /// `OutOfMemory`; nothing has changed then.
@@ -287,6 +292,10 @@ impl Submission {
             Some(list) if list.bytes() >= bytes => list,
             _ => npu.allocate(bytes)?,
         };
+        // The lowest free number was given. Weights, caches and other streams need the rest, so the commands stay in the ring.
+        if list.number() >= MAX_BUFFERS / 2 {
+            return Ok(());
+        }
         self.batch.record(self.list.insert(list));
         Ok(())
     }

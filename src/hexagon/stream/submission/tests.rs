@@ -135,7 +135,8 @@ fn a_state_that_the_dsp_computed_is_shown_to_who_looks_at_nodes() {
         dst: row(Role::State),
         src: sources(&[row(Role::Result)]),
     };
-    for (is_part, want) in [(false, vec![]), (true, vec![256..272])] {
+    for is_part in [false, true] {
+        let want = Vec::from_iter(is_part.then_some(256..272));
         let mut submission = Submission::default();
         submission.shows_cache(&operation, &home, None, is_part);
         let [named] = &submission.named[..] else {
