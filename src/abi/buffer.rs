@@ -48,8 +48,8 @@ pub extern "C" fn npu_buffer_new(device: usize, size: usize, shared: bool) -> *m
         let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return std::ptr::null_mut();
         };
-        // Before, because the system may end the process for it. llama.cpp does not shorten a context whose caches have no
-        // room: it counts memory that the CPU uses, too, as the CPU's, and looks at the devices'.
+        // Before it is tried, because the system may end the process for it. llama.cpp shortens contexts to fit into devices' memory
+        // only, and counts memory that a device shares with the CPU as the CPU's.
         let (left, _) = system_memory();
         if size > left && left > 0 {
             ::log::warn!(

@@ -109,14 +109,21 @@ impl Coverage {
         });
     }
 
+    /// Returns `true` if the line about the model was told.
+    pub(super) fn is_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
+    }
+
     /// Notes a node that the CPU is about to compute in the device's place, and returns the line about the model when the graph of
     /// a token is done.
     pub(super) fn left_to_cpu(&self, device: &str, operation: &Operation) -> Option<String> {
-        if self.told.load(Ordering::Relaxed) {
+        if self.is_told() {
             return None;
         }
         let name = operation.dst.name;
-        let id = ListId::First(name.to_owned());
+        // Two products of a layer may have one name, as queries for the decoder's and for the encoder's keys.
+        let weights = operation.src[0].as_ref().map_or("", |weights| weights.name);
+        let id = ListId::First(format!("{name} {weights}"));
         self.with(|seen| {
             let line = seen.line_before(device, &id);
             if line.is_some() {
@@ -140,7 +147,7 @@ impl Coverage {
         uid: u64,
         operations: impl ExactSizeIterator<Item = &'a Operation<'a>> + Clone,
     ) -> Option<String> {
-        if self.told.load(Ordering::Relaxed) {
+        if self.is_told() {
             return None;
         }
         let id = match operations.clone().next() {
@@ -164,7 +171,7 @@ impl Coverage {
 
     /// Returns the line about the model if a token has been computed, and nothing has been told.
     pub(super) fn ended(&self, device: &str) -> Option<String> {
-        if self.told.load(Ordering::Relaxed) {
+        if self.is_told() {
             return None;
         }
         let line = self.with(|seen| seen.round.is_token().then(|| seen.line(device)));
@@ -352,6 +359,8 @@ mod tests {
         let coverage = Coverage::default();
         assert_eq!(coverage.left_to_cpu("NPU", &product), None);
         assert_eq!(coverage.left_to_cpu("NPU", &last), None);
+        let same_name = self::product("k", "b", 1);
+        assert_eq!(coverage.left_to_cpu("NPU", &same_name), None);
         let want = "NPU: 0 of 2 nodes of a token, in 0 splits; not 2 MUL_MAT (the CPU is faster with so few rows)";
         assert_eq!(coverage.ended("NPU").as_deref(), Some(want));
     }

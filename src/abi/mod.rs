@@ -282,7 +282,7 @@ pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) ->
                 let operand = unsafe { in_buffer(tensor) };
                 operand.is_some_and(|(buffer, tensor)| !buffer.has_bytes(&tensor))
             });
-        if let Some(operation) = operation.filter(|_| is_cpu_s)
+        if let Some(operation) = operation.filter(|_| is_cpu_s && !entry.coverage.is_told())
             && entry.device.refusal(&operation).is_none()
             && let Some(line) = (entry.coverage).left_to_cpu(entry.device.name(), &operation)
         {
