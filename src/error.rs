@@ -228,7 +228,7 @@ impl Error {
         }
     }
 
-    /// Returns `true` if a library has no multiplication of a shape that others may have: nothing was begun.
+    /// Returns `true` if the library has no multiplication of this shape: it may have those of others.
     // SOURCE: librknnrt 2.3.2 has the text "need kernel tile for M…, but not support kernel tile currently!".
     #[must_use]
     pub fn is_of_shape(&self) -> bool {

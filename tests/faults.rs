@@ -18,7 +18,6 @@ use rknpu_ops::ffi::{MatmulType, code};
 use rknpu_ops::layout::Soc;
 use rknpu_ops::sim::{self, LiveObjects, parse_faults};
 use std::sync::Arc;
-use std::time::Duration;
 
 fn options(faults: &str) -> sim::Options {
     let mut options = sim::Options::new(Soc::Rk3588);
@@ -584,7 +583,7 @@ fn a_shape_that_the_library_refuses_fails_its_graph_alone() {
     let calls = rknn.stand_in().unwrap().calls("rknn_matmul_create");
     let expected = multiply(&device, 4).unwrap();
     drop((device, rknn));
-    // Of all three cores, for a shape that the self-test does not have.
+    // The first context of a shape that the self-test does not have.
     let faults = format!("rknn_matmul_create:{}=-5", calls + 1);
     let (device, _rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
     let error = multiply(&device, 512).unwrap_err();
@@ -604,12 +603,15 @@ fn a_device_without_weights_leaves_the_npu_to_other_processes() {
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let live = || rknn.stand_in().unwrap().live();
     let memory = device.memory();
-    rknn.take(Duration::ZERO).unwrap();
+    assert!(rknn.is_taken());
     device.npu().rest();
     let mut first = None;
     for _ in 0..2 {
         assert_eq!((live(), rknn.is_taken()), (LiveObjects::default(), false));
         assert_eq!(device.memory().1, memory.1);
+        // No buffer is that large.
+        RkBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES + 1).unwrap_err();
+        assert_eq!((live(), rknn.is_taken()), (LiveObjects::default(), false));
         let [buffer, other] = [0; 2].map(|_| packed(&device, &w, 0));
         assert!(rknn.is_taken());
         let multiply = |buffer: &RkBuffer| {

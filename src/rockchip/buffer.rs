@@ -128,6 +128,8 @@ impl RkBuffer {
     /// # Errors
     /// `OutOfMemory`.
     pub fn new(device: Arc<RkDevice>, bytes: usize) -> Result<Self> {
+        // Dropped after the memory if there are no pages.
+        let end = End(Arc::clone(&device));
         let memory = device.npu.allocate(bytes)?;
         let plain = Pages::new(bytes).map_err(|_| Error::OutOfMemory {
             call: "mmap",
@@ -135,7 +137,7 @@ impl RkBuffer {
         })?;
         let base = plain.bytes().as_ptr().addr();
         Ok(Self {
-            _end: End(Arc::clone(&device)),
+            _end: end,
             device,
             memory,
             base,

@@ -38,6 +38,12 @@ mod recent;
 mod scratch;
 mod weight;
 
+/// The wait for another process that has the NPU at the start: one that starts as well has soon tested it.
+const AT_START: Duration = Duration::from_secs(1);
+
+/// The wait for another process that has the NPU when weights are allocated: one that has just been asked to end may take so long.
+const AT_USE: Duration = Duration::from_secs(5);
+
 /// Cores of the largest NPU.
 const MAX_CORES: usize = 3;
 
@@ -89,7 +95,7 @@ impl RkNpu {
     /// - `cpus`: the CPUs for the threads that serve it; all for an empty list
     ///
     /// # Errors
-    /// `Version` for a library that is too old, `Geometry` for one with unknown layouts, `Vendor`
+    /// `Busy` if another process has the NPU, `Version` for a library that is too old, `Geometry` for one with unknown layouts, `Vendor`
     /// if a first context cannot be made.
     pub fn open(
         rknn: Arc<Rknn>,
@@ -97,6 +103,7 @@ impl RkNpu {
         precisions: &[Precision],
         cpus: &[usize],
     ) -> Result<Self> {
+        rknn.take(AT_START)?;
         let mut domains = Domains::new(&rknn)?;
         let versions = domains.first_anchor().versions()?;
         driver::check_version(&versions.0)?;
@@ -169,7 +176,10 @@ impl RkNpu {
     /// Calls `attempt`, and once more if it fails, when what calls keep has been let go: that takes memory
     /// and file descriptors, and contexts may hold weights that were freed, as they were bound to them last.
     fn with_room<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
-        attempt().or_else(|_| {
+        attempt().or_else(|error| {
+            if matches!(error, Error::Busy { .. }) {
+                return Err(error);
+            }
             if let Ok(mut state) = self.state.lock() {
                 state.let_go();
             }
@@ -193,7 +203,10 @@ impl RkNpu {
     /// `OutOfMemory`, `OutOfDescriptors` or `AddressSpace`; `Busy` if another process has the NPU; `Vendor` if an address space
     /// cannot be begun.
     pub fn allocate(&self, bytes: usize) -> Result<WeightMemory> {
-        let (memory, share) = self.with_room(|| self.domains.allocate(bytes))?;
+        // Before the address spaces are locked, because questions about their memory must not wait for another process.
+        self.rknn.take(AT_USE)?;
+        let allocated = self.with_room(|| self.domains.allocate(bytes));
+        let (memory, share) = allocated.inspect_err(|_| self.rest())?;
         Ok(WeightMemory::new(memory, share))
     }
 

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rknpu_ops::sim;
 
@@ -19,9 +18,6 @@ use crate::error::{Error, Result};
 
 /// The file in which the kernel names the board.
 const DEVICE_TREE: &str = "/proc/device-tree/compatible";
-
-/// The wait for another process that has the NPU at the start: one that starts as well has soon tested it.
-const AT_START: Duration = Duration::from_secs(1);
 
 /// Opens and tests the NPU that `config` asks for or that the machine has.
 #[must_use]
@@ -75,7 +71,7 @@ pub fn chip(config: &Config) -> Option<(&'static RkCaps, bool)> {
 /// Loads the library of a Rockchip NPU, or starts its stand-in.
 ///
 /// # Errors
-/// `Library` if there is none, `Busy` if another process has the NPU.
+/// `Library` if there is none.
 pub fn open(caps: &'static RkCaps, simulated: bool, config: &Config) -> Result<Arc<Rknn>> {
     if simulated {
         simulate(caps, config)
@@ -97,7 +93,6 @@ fn simulate(caps: &RkCaps, config: &Config) -> Result<Arc<Rknn>> {
 fn load(config: &Config) -> Result<Arc<Rknn>> {
     let rknn = Rknn::load(config.rknn_lib.as_deref())?;
     process::raise_file_limit();
-    rknn.take(AT_START)?;
     Ok(rknn)
 }
 

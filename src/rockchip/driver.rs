@@ -103,9 +103,10 @@ impl Rknn {
 
     /// Lets other processes take the NPU. Nothing of it may be open.
     pub(super) fn give_back(&self) {
-        (self.taken.lock())
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(taken) = taken.take() {
+            taken.give_back();
+        }
     }
 
     /// Returns `true` while the NPU is this process's.

@@ -199,7 +199,9 @@ impl Device for RkDevice {
     }
 
     fn self_test(&self) -> Result<()> {
-        selftest::run(&self.npu, &self.target.rules).map(drop)
+        let result = selftest::run(&self.npu, &self.target.rules);
+        self.npu.rest();
+        result.map(drop)
     }
 
     fn limit(&self, weights: &Tensor) -> Option<Limit> {

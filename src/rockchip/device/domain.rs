@@ -16,9 +16,6 @@ use crate::rockchip::caps;
 use crate::rockchip::caps::Precision;
 use crate::rockchip::driver::{Context, Memory, Rknn};
 
-/// The wait for another process that has the NPU: one that has just been asked to end may take so long.
-const AT_USE: Duration = Duration::from_secs(5);
-
 /// All address spaces of the device.
 #[derive(Debug)]
 pub(super) struct Domains {
@@ -86,7 +83,8 @@ impl Domains {
     /// Allocates from the first address space that has room, after taking the NPU again if need be.
     pub(super) fn allocate(&self, bytes: usize) -> Result<(Memory, Share)> {
         let mut begun = self.lock();
-        self.rknn.take(AT_USE)?;
+        // Another thread may have given it back.
+        self.rknn.take(Duration::ZERO)?;
         let mut shortage = None;
         for index in 0..self.limit {
             if index == begun.len() {

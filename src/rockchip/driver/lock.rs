@@ -24,7 +24,18 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// The NPU, for as long as this lives. The default has no lock: a stand-in is its process's alone.
 #[derive(Debug, Default)]
 pub struct Taken {
-    _files: Vec<File>,
+    files: Vec<File>,
+}
+
+impl Taken {
+    /// Lets other processes take the NPU. Closing the files alone would not while a process that was forked has them, too.
+    pub(super) fn give_back(self) {
+        for file in self.files {
+            if let Err(error) = file.unlock() {
+                log::debug!("the lock on the NPU: {error}");
+            }
+        }
+    }
 }
 
 /// Places where the kernel shows devices.
@@ -90,7 +101,7 @@ fn take(places: &Places) -> Result<Taken> {
     let nodes = nodes(places);
     if nodes.is_empty() {
         let file = lock_file(&places.run)?;
-        return Ok(Taken { _files: vec![file] });
+        return Ok(Taken { files: vec![file] });
     }
     // A user may be in one of the groups of the nodes only, so each node that opens is locked.
     let mut files = Vec::new();
@@ -116,7 +127,7 @@ fn take(places: &Places) -> Result<Taken> {
             nodes[0].display()
         );
     }
-    Ok(Taken { _files: files })
+    Ok(Taken { files })
 }
 
 /// Returns the nodes of the NPU: those of DRM whose driver is rknpu, or the one of a driver that

@@ -29,12 +29,54 @@ fn folder(name: &str) -> PathBuf {
 /// Takes the NPU of a made-up system: its DRM nodes are in `folder/sys`, its device nodes in
 /// `folder/dev`.
 fn take_in(folder: &Path) -> Result<Taken> {
-    take(&Places {
+    take_in_within(folder, Duration::ZERO)
+}
+
+fn take_in_within(folder: &Path, patience: Duration) -> Result<Taken> {
+    let places = Places {
         drm_class: &folder.join("sys"),
         dev: &folder.join("dev"),
         mountinfo: &folder.join("mountinfo"),
         run: vec![folder.into()],
-    })
+    };
+    take_within(&places, patience)
+}
+
+/// A process that had forked could not load a second model: its child still had the lock of the first.
+#[test]
+fn a_lock_that_is_given_back_is_free_though_a_copy_of_its_file_is_open() {
+    let _turn = turn();
+    let folder = folder("copy");
+    with_node(&folder, "card1", "RKNPU");
+    let taken = take_in(&folder).unwrap();
+    let copies: Vec<File> = (taken.files.iter())
+        .map(|file| file.try_clone().unwrap())
+        .collect();
+    assert!(take_in(&folder).is_err());
+    taken.give_back();
+    take_in(&folder).unwrap().give_back();
+    assert!(!copies.is_empty());
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn the_npu_is_waited_for_while_another_process_has_it() {
+    let _turn = turn();
+    let folder = folder("wait");
+    with_node(&folder, "card1", "RKNPU");
+    let taken = take_in(&folder).unwrap();
+    let patience = Duration::from_millis(60);
+    let begun = Instant::now();
+    let refused = take_in_within(&folder, patience).unwrap_err();
+    assert!(refused.to_string().contains(HELD), "{refused}");
+    assert!(begun.elapsed() >= patience, "not waited for");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| take_in_within(&folder, Duration::from_secs(60)));
+        std::thread::sleep(patience);
+        taken.give_back();
+        assert!(waiting.join().unwrap().is_ok());
+    });
+    fs::remove_dir_all(&folder).unwrap();
 }
 
 fn with_node(folder: &Path, name: &str, driver: &str) -> PathBuf {
@@ -294,7 +336,7 @@ fn without_a_folder_for_the_lock_there_is_one_clear_line() {
     let folder = folder("none");
     let nowhere = folder.join("nowhere");
     let text =
-        refusal(lock_file(std::slice::from_ref(&nowhere)).map(|file| Taken { _files: vec![file] }));
+        refusal(lock_file(std::slice::from_ref(&nowhere)).map(|file| Taken { files: vec![file] }));
     assert!(
         text.contains("nowhere") && text.contains("No such file"),
         "{text}"
