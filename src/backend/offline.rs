@@ -112,6 +112,23 @@ impl Form {
         !needs_values || dequantize::of(dtype).is_some()
     }
 
+    /// Returns `true` if weights in floats become F16, whose values beyond its range a device multiplies in FP32.
+    #[must_use]
+    pub fn rounds_to_f16(&self) -> bool {
+        matches!(self, Self::Hexagon(layout) if layout.form == hexagon::layout::Conversion::Halved)
+    }
+
+    /// Returns a finite value of such weights that F16 has no finite value for.
+    #[must_use]
+    pub fn beyond_f16(&self, dtype: GgmlType, bytes: &[u8]) -> Option<f32> {
+        match self {
+            Self::Hexagon(layout) => {
+                hexagon::pack::beyond_f16(layout, dtype.tensor_type().0, bytes)
+            }
+            Self::Rockchip(..) => None,
+        }
+    }
+
     /// Packs a weight into a pack file.
     ///
     /// - `done(range)` is called after each piece, with the bytes of the weight that were read for

@@ -201,7 +201,7 @@ fn halve(values: &[f32], out: &mut [u8]) {
 }
 
 /// Returns a finite value of weights that become F16 but that F16 has no finite value for.
-pub(super) fn beyond_f16(layout: &WeightLayout, dtype: DType, rows: &[u8]) -> Option<f32> {
+pub(crate) fn beyond_f16(layout: &WeightLayout, dtype: DType, rows: &[u8]) -> Option<f32> {
     if layout.form != Conversion::Halved {
         return None;
     }

@@ -11,7 +11,7 @@ use clap::{Args as ClapArgs, CommandFactory as _, ValueEnum as _};
 use ggml_rust_npu::gguf::{File, Header, TensorInfo, TensorPlan, Value, Writer};
 
 use self::block::BLOCK;
-pub use self::block::{Format, not_finite, to_f32};
+pub use self::block::{Format, not_finite};
 pub use self::imatrix::Imatrix;
 use self::job::TensorJob;
 use self::recipe::{Recipe, TypeRule, is_weight};

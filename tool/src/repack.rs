@@ -14,15 +14,13 @@ use ggml_rust_npu::backend::offline::{Form, Weight};
 use ggml_rust_npu::config::rules::{Choice, Rules};
 use ggml_rust_npu::config::{self, Config};
 use ggml_rust_npu::gguf::{File, Header, TensorInfo};
-use ggml_rust_npu::hexagon::layout::Conversion;
 use ggml_rust_npu::packfile::PackWriter;
-use half::f16;
 
 use crate::ToolError;
 use crate::chip::{self, Chip};
 use crate::files::{Files, next_to};
 use crate::progress::Progress;
-use crate::quantize::{Imatrix, not_finite, to_f32};
+use crate::quantize::{Imatrix, not_finite};
 use crate::text::say;
 
 /// Pack a model's weights for a chip
@@ -47,7 +45,8 @@ pub struct RepackArgs {
     /// The file to write [default: the model's name with .npu]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Arithmetic of the weights, as GGML_RUST_NPU_RULES: pattern=choice,...
+    /// Arithmetic of the weights: pattern=choice,...; each rule must decide a weight of this model. A list for several models
+    /// goes into GGML_RUST_NPU_RULES
     #[arg(long)]
     rules: Option<String>,
     /// Method that clips INT4 weights, as GGML_RUST_NPU_CALIBRATION
@@ -102,6 +101,9 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
     }
     let means = (jobs.iter()).map(|job| means(job, imatrix.as_ref()));
     let means: Vec<_> = means.collect::<Result<_, _>>()?;
+    if imatrix.is_some() {
+        say_without_statistics(&jobs, &means)?;
+    }
     let options = options(args, &config, &chip);
     let names = jobs.iter().map(|(tensor, _)| tensor.name.as_str());
     let mut writer = PackWriter::create(&output, &args.chip, &options, names)?;
@@ -177,6 +179,10 @@ fn check_rules(
     };
     let weights = header.tensors.iter().filter(is_taken);
     let names: Vec<&str> = weights.map(|tensor| tensor.name.as_str()).collect();
+    if names.is_empty() {
+        // The types of the weights are the reason, which another message names.
+        return Ok(());
+    }
     let checked = config.rules.check(&names);
     checked.map_err(|reason| format!("--rules {reason}").into())
 }
@@ -222,17 +228,11 @@ fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), ToolError> {
 
 /// Returns a finite value of a weight that becomes F16 on Hexagon but that F16 has no finite value for.
 fn beyond_f16(file: &File, tensor: &TensorInfo, form: &Form) -> Option<f32> {
-    let Form::Hexagon(layout) = form else {
-        return None;
-    };
-    if layout.form != Conversion::Halved {
+    if !form.rounds_to_f16() {
         return None;
     }
     find_in(file, tensor, |_, bytes| {
-        let mut values = vec![0.0; bytes.len() / tensor.dtype.block_bytes()];
-        to_f32(tensor.dtype, bytes, &mut values);
-        let is_beyond = |value: &f32| value.is_finite() && f16::from_f32(*value).is_infinite();
-        values.into_iter().find(is_beyond)
+        form.beyond_f16(tensor.dtype, bytes)
     })
 }
 
@@ -262,9 +262,8 @@ fn is_int4(form: &Form) -> bool {
     matches!(form, Form::Rockchip(layout, _) if layout.precision.is_int4())
 }
 
-/// Returns the mean square of each input of an INT4 weight, if it is known. A line names a weight outside of the
-/// model's blocks of which the imatrix has none: llama-imatrix leaves out the head unless it is asked for, and
-/// always one that is the embeddings.
+/// Returns the mean square of each input of an INT4 weight. Weights outside of the model's blocks may have none: llama-imatrix
+/// leaves out the head unless it is asked for, and always one that is the embeddings.
 ///
 /// # Errors
 /// Text that names a weight that cannot be packed with statistics.
@@ -280,12 +279,28 @@ fn means<'a>(
         return Err(format!("{name} has experts, which --imatrix does not support in INT4").into());
     }
     if !name.starts_with("blk.") && !imatrix.has(tensor) {
-        say(format_args!(
-            "{name} is rounded as without --imatrix, which says nothing of it"
-        ));
         return Ok(None);
     }
     imatrix.of(tensor).map(Some)
+}
+
+/// Names the INT4 weights that have no statistics.
+///
+/// # Errors
+/// Text if none has.
+fn say_without_statistics(jobs: &[RepackJob], means: &[Option<&[f32]>]) -> Result<(), ToolError> {
+    if means.iter().all(Option::is_none) {
+        return Err("--imatrix has statistics of no weight that becomes INT4".into());
+    }
+    for ((tensor, form), means) in jobs.iter().zip(means) {
+        if is_int4(form) && means.is_none() {
+            say(format_args!(
+                "{} is rounded as without --imatrix, which says nothing of it",
+                tensor.name
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the weights that the chip takes. A line names those of them that cannot be packed here.

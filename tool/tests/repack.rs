@@ -235,6 +235,20 @@ fn a_head_without_statistics_is_rounded_as_without_an_imatrix() {
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let error = "the imatrix says nothing of blk.0.attn_k.weight";
     assert!(text(&output).contains(error), "{}", text(&output));
+    assert_eq!(text(&output).lines().count(), 1, "{}", text(&output));
+    assert!(!pack.exists());
+    let of_head = [
+        "repack",
+        path(&model),
+        "--chip",
+        "rk3588",
+        "-o",
+        path(&pack),
+    ];
+    let output = run(&[&of_head[..], &["--rules", "token_embd=int4"], &flags].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    let error = "--imatrix has statistics of no weight that becomes INT4";
+    assert!(text(&output).contains(error), "{}", text(&output));
     assert!(!pack.exists());
     write("blk.0.attn_k.weight");
     let output = repack(&pack, &flags);
@@ -253,9 +267,6 @@ fn a_head_without_statistics_is_rounded_as_without_an_imatrix() {
     }
 }
 
-/// Words that the tool prints, and the arguments that cause them.
-type Refused<'a> = (&'a [&'a str], &'a [&'a str], i32);
-
 /// They may be for the backend, or for other models.
 #[test]
 fn variables_that_no_weight_is_packed_with_are_not_refused() {
@@ -270,6 +281,9 @@ fn variables_that_no_weight_is_packed_with_are_not_refused() {
         assert!(output.status.success(), "{chip}: {}", text(&output));
     }
 }
+
+/// Words that the tool prints, and the arguments that cause them.
+type Refused<'a> = (&'a [&'a str], &'a [&'a str], i32);
 
 #[test]
 fn wrong_arguments_are_refused_with_a_reason() {
