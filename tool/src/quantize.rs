@@ -124,9 +124,11 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, ToolError> {
         _ => rotate::transforms(&file, &args.rotate)?,
     };
     let jobs = jobs(args, &tensors, imatrix.as_ref(), &transforms)?;
-    if imatrix.is_some() && !args.awq && jobs.iter().all(|job| job.importance.is_none()) {
-        let reason = "no weight of the model's blocks becomes a type of 3, 4 or 5 bits";
-        return Err(format!("--imatrix has no use: {reason}").into());
+    if imatrix.is_some() && !uses_statistics(args, &jobs) {
+        // As llama-quantize, which takes one with each type.
+        say(
+            "--imatrix changes nothing: no weight of the model's blocks becomes a type of 3, 4 or 5 bits",
+        );
     }
     if args.tile_group {
         tile::check(&jobs)?;
@@ -136,7 +138,7 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, ToolError> {
         imatrix::rescale(from, to, &transforms)?;
     }
     if args.tile_group {
-        tile::write(&args.output, &how(args), &file, &jobs)?;
+        tile::write(&args.output, &how(args, &jobs), &file, &jobs)?;
     }
     let (before, after) = (file.bytes().len(), std::fs::metadata(&args.output)?.len());
     say(format_args!(
@@ -305,8 +307,13 @@ fn jobs<'a>(
         .collect()
 }
 
+/// Returns `true` if the statistics of an imatrix decide values of the output.
+fn uses_statistics(args: &QuantizeArgs, jobs: &[TensorJob]) -> bool {
+    args.awq || jobs.iter().any(|job| job.importance.is_some())
+}
+
 /// Returns the options of the output, in the words of the command line.
-fn how(args: &QuantizeArgs) -> String {
+fn how(args: &QuantizeArgs, jobs: &[TensorJob]) -> String {
     let mut how = format!(
         "ggml-npu {} --type {}",
         env!("CARGO_PKG_VERSION"),
@@ -316,7 +323,10 @@ fn how(args: &QuantizeArgs) -> String {
         how.push_str(&format!(" --embeddings {}", format.dtype().name()));
     }
     let flags = [
-        (" --imatrix", args.imatrix.is_some()),
+        (
+            " --imatrix",
+            args.imatrix.is_some() && uses_statistics(args, jobs),
+        ),
         (" --awq", args.awq),
         (" --tile-group", args.tile_group),
     ];
@@ -353,7 +363,7 @@ fn write(args: &QuantizeArgs, file: &File, jobs: &[TensorJob]) -> Result<(), Too
         ),
         // SOURCE: GGML_QNT_VERSION, ggml.h of ggml 0.25.3.
         ("general.quantization_version", Value::Unsigned(2)),
-        ("general.quantized_by", Value::String(how(args))),
+        ("general.quantized_by", Value::String(how(args, jobs))),
     ];
     let named = |error| named(&args.output, &error);
     let mut writer = Writer::create(&args.output, file.header(), file.bytes(), &updates, &plans)
