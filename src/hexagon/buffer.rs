@@ -414,7 +414,9 @@ impl HexBuffer {
         // The DSP reads packed weights by lines.
         let is_aligned = start.is_multiple_of(ALIGN_BYTES);
         let end = start + layout.bytes();
-        if !is_aligned || end > self.memory.bytes() || !self.has_room(&(start + bytes..end)) {
+        // Floats are larger than their packed form: those of a part that is written now would be read behind the buffer.
+        let is_inside = end.max(start.saturating_add(bytes)) <= self.memory.bytes();
+        if !is_aligned || !is_inside || !self.has_room(&(start + bytes..end)) {
             return None;
         }
         let is_part = touched.len() < bytes;

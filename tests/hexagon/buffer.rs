@@ -77,6 +77,22 @@ proptest! {
     }
 }
 
+/// Floats whose packed form fits into a buffer and that do not themselves: a panic at the first write of a part.
+#[test]
+fn floats_that_end_behind_the_buffer_are_not_packed() {
+    let device = device();
+    let w = Weight::random(&mut Numbers::new(10), Kind::F32, [256, 64, 2, 1]);
+    let tensor = w.tensor(0, Place::Packed);
+    let buffer = HexBuffer::new(&device, w.bytes.len() * 3 / 4, false).unwrap();
+    let row = &w.bytes[..256 * 4];
+    buffer
+        .write(&tensor, 0, row.len(), Content::Bytes(row))
+        .unwrap();
+    let mut have = vec![0; row.len()];
+    buffer.read(&tensor, 0, &mut have).unwrap();
+    assert_eq!(have, row);
+}
+
 #[test]
 fn views_of_packed_tensors_are_parts_of_them() {
     let device = device();
