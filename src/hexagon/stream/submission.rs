@@ -110,6 +110,8 @@ pub(super) struct Submission {
     taken: usize,
     /// Memory for the commands, if they come again.
     list: Option<DeviceBuffer>,
+    /// The commands have no such memory, because numbers for buffers are few.
+    in_ring: bool,
     /// The commands are not all: the host has packed weights for this one time.
     pub(super) once: bool,
     /// [`super::super::HexDevice::changes`] when it was made.
@@ -125,6 +127,7 @@ impl Submission {
         self.stored.clear();
         self.taken = 0;
         self.once = false;
+        self.in_ring = false;
         self.changes = changes;
     }
 
@@ -284,7 +287,7 @@ impl Submission {
     /// # Errors
     /// `OutOfMemory`; nothing has changed then.
     pub(super) fn record(&mut self, npu: &HexNpu) -> Result<()> {
-        if self.batch.is_recorded() || self.batch.is_empty() {
+        if self.in_ring || self.batch.is_recorded() || self.batch.is_empty() {
             return Ok(());
         }
         let bytes = self.batch.list_bytes();
@@ -294,6 +297,7 @@ impl Submission {
         };
         // The lowest free number was given. Weights, caches and other streams need the rest, so the commands stay in the ring.
         if list.number() >= MAX_BUFFERS / 2 {
+            self.in_ring = true;
             return Ok(());
         }
         self.batch.record(self.list.insert(list));
