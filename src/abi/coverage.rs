@@ -44,9 +44,16 @@ struct Seen {
 enum ListId {
     /// The number of a graph.
     Graph(u64),
-    /// The name of the first node of a list without a number: a part of a graph whose other parts
+    /// The [`full_name`] of the first node of a list without a number: a part of a graph whose other parts
     /// the CPU computes, or of one that ggml shares out over several devices.
     First(String),
+}
+
+/// Returns the names of a node and of its first operand. Two products of a layer may have one name, as queries for the decoder's
+/// and for the encoder's keys.
+fn full_name(operation: &Operation) -> String {
+    let first = operation.src[0].as_ref().map_or("", |first| first.name);
+    format!("{} {first}", operation.dst.name)
 }
 
 /// The lists of one computation of a graph.
@@ -120,10 +127,8 @@ impl Coverage {
         if self.is_told() {
             return None;
         }
-        let name = operation.dst.name;
-        // Two products of a layer may have one name, as queries for the decoder's and for the encoder's keys.
-        let weights = operation.src[0].as_ref().map_or("", |weights| weights.name);
-        let id = ListId::First(format!("{name} {weights}"));
+        let name = full_name(operation);
+        let id = ListId::First(name.clone());
         self.with(|seen| {
             let line = seen.line_before(device, &id);
             if line.is_some() {
@@ -132,7 +137,7 @@ impl Coverage {
             }
             seen.round.ids.insert(id);
             seen.round.see(operation);
-            seen.refused(operation.op.name(), name, FEW_ROWS);
+            seen.refused(operation.op.name(), &name, FEW_ROWS);
             None
         })
     }
@@ -151,7 +156,7 @@ impl Coverage {
             return None;
         }
         let id = match operations.clone().next() {
-            Some(first) if uid == 0 => ListId::First(first.dst.name.to_owned()),
+            Some(first) if uid == 0 => ListId::First(full_name(first)),
             _ => ListId::Graph(uid),
         };
         self.with(|seen| {
@@ -361,7 +366,7 @@ mod tests {
         assert_eq!(coverage.left_to_cpu("NPU", &last), None);
         let same_name = self::product("k", "b", 1);
         assert_eq!(coverage.left_to_cpu("NPU", &same_name), None);
-        let want = "NPU: 0 of 2 nodes of a token, in 0 splits; not 2 MUL_MAT (the CPU is faster with so few rows)";
+        let want = "NPU: 0 of 3 nodes of a token, in 0 splits; not 3 MUL_MAT (the CPU is faster with so few rows)";
         assert_eq!(coverage.ended("NPU").as_deref(), Some(want));
     }
 
