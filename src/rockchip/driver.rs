@@ -91,14 +91,16 @@ impl Rknn {
     /// # Errors
     /// `Busy`.
     pub fn take(&self, patience: Duration) -> Result<()> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.is_none() {
-            *taken = Some(match self.provider {
-                Provider::Library(_) => lock::take_npu(patience)?,
-                Provider::StandIn(_) => Taken::default(),
-            });
-        }
-        Ok(())
+        lock::within(patience, || {
+            let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+            if taken.is_none() {
+                *taken = Some(match self.provider {
+                    Provider::Library(_) => lock::take_npu()?,
+                    Provider::StandIn(_) => Taken::default(),
+                });
+            }
+            Ok(())
+        })
     }
 
     /// Lets other processes take the NPU. Nothing of it may be open.

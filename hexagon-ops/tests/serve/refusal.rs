@@ -166,8 +166,8 @@ fn wrong_fields_of_products_are_refused() {
     assert_eq!(host.run(&[Command::new(0, &product)]).status, STATUS_OK);
 }
 
-/// Where operands lie is known before a command is sent: the host asks these functions, because a refusal by the DSP is the end of
-/// the session.
+/// The host knows before it sends a command whether its operands overlap or are not aligned, and asks these functions, because a
+/// refusal by the DSP is the end of the session.
 #[test]
 fn the_host_is_told_of_products_that_the_dsp_would_refuse() {
     let mut host = Host::new();

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// The file that is locked where the driver shows no node.
 const FILE: &str = "ggml-rust-npu.lock";
 
-/// What is said of a lock that another process has.
+/// The words about a lock that another process has.
 const HELD: &str = "another process holds it";
 
 /// Pause before the lock is tried again.
@@ -63,18 +63,22 @@ impl Places<'_> {
     }
 }
 
-/// Takes the NPU for this process, and waits for at most `patience` while another one has it.
+/// Takes the NPU for this process.
 ///
 /// # Errors
 /// `Busy` if another process has it, or if no node of it can be opened.
-pub fn take_npu(patience: Duration) -> Result<Taken> {
-    take_within(&Places::system(), patience)
+pub fn take_npu() -> Result<Taken> {
+    take(&Places::system())
 }
 
-fn take_within(places: &Places, patience: Duration) -> Result<Taken> {
+/// Calls `attempt` until it does not fail because another process has the NPU, but for no longer than `patience`.
+///
+/// # Errors
+/// Those of the last call.
+pub fn within<T>(patience: Duration, attempt: impl Fn() -> Result<T>) -> Result<T> {
     let begun = Instant::now();
     loop {
-        match take(places) {
+        match attempt() {
             Err(Error::Busy { reason, .. }) if reason == HELD && begun.elapsed() < patience => {
                 std::thread::sleep(PAUSE);
             }

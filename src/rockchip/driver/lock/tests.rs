@@ -29,17 +29,12 @@ fn folder(name: &str) -> PathBuf {
 /// Takes the NPU of a made-up system: its DRM nodes are in `folder/sys`, its device nodes in
 /// `folder/dev`.
 fn take_in(folder: &Path) -> Result<Taken> {
-    take_in_within(folder, Duration::ZERO)
-}
-
-fn take_in_within(folder: &Path, patience: Duration) -> Result<Taken> {
-    let places = Places {
+    take(&Places {
         drm_class: &folder.join("sys"),
         dev: &folder.join("dev"),
         mountinfo: &folder.join("mountinfo"),
         run: vec![folder.into()],
-    };
-    take_within(&places, patience)
+    })
 }
 
 /// A process that had forked could not load a second model: its child still had the lock of the first.
@@ -67,11 +62,11 @@ fn the_npu_is_waited_for_while_another_process_has_it() {
     let taken = take_in(&folder).unwrap();
     let patience = Duration::from_millis(60);
     let begun = Instant::now();
-    let refused = take_in_within(&folder, patience).unwrap_err();
+    let refused = within(patience, || take_in(&folder)).unwrap_err();
     assert!(refused.to_string().contains(HELD), "{refused}");
     assert!(begun.elapsed() >= patience, "not waited for");
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| take_in_within(&folder, Duration::from_secs(60)));
+        let waiting = scope.spawn(|| within(Duration::from_secs(60), || take_in(&folder)));
         std::thread::sleep(patience);
         taken.give_back();
         assert!(waiting.join().unwrap().is_ok());
