@@ -13,7 +13,7 @@ TOKENS = 8
 # Calls that the device needs before it can be offered at all, and calls far behind that.
 START_FAULTS = ["rknn_matmul_create:1=-1", "rknn_create_mem:1=-1", "rknn_matmul_run:1=-1", "rknn_query:1=-1",
                 "rknn_matmul_set_io_mem:1=-1", "rknn_matmul_set_core_mask:1=-1"]
-LATE_FAULTS = [f"{call}{plus}=-1" for call in ["rknn_matmul_create:40", "rknn_matmul_run:2000",
+LATE_FAULTS = [f"{call}{plus}=-1" for call in ["rknn_matmul_create:45", "rknn_matmul_run:2000",
                                                 "rknn_matmul_set_io_mem:1000"] for plus in ["", "+"]]
 
 

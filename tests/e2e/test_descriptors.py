@@ -3,7 +3,7 @@
 from harness import PLAIN_LOG, Case, binary, device_env
 
 # From too few for the model to plenty.
-LIMITS = [8, 10, 12, 13, 14, 18, 256]
+LIMITS = [5, 6, 7, 8, 10, 13, 256]
 
 
 class Descriptors(Case):
