@@ -17,10 +17,6 @@ import models
 
 TOKENS = 24
 
-# Two tokens count as equally likely if the logarithms of their probabilities differ by less. One row at a time has
-# activations of 8 bits, several rows have FP16.
-TIE = 0.5
-
 SUBJECTS = ["the sea", "a clock", "an old friend", "bread", "the winter", "music", "a long road", "mathematics"]
 PROMPTS = [f"A short essay about {subject}, with an example from everyday life.\n\n" for subject in SUBJECTS]
 
@@ -36,30 +32,10 @@ def env(**settings):
 
 
 def ask(running, prompt, n_predict=TOKENS, **options):
-    """The server's whole answer: greedy text, with the likeliest tokens at each place."""
-    return running.post("/completion", {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "seed": 1,
-                                        "ignore_eos": True, "n_probs": 5, **options})
-
-
-def places(answer):
-    """For each place of an answer, its token and the logarithms of what was likely there."""
-    return [(place["id"], {likely["id"]: likely["logprob"] for likely in place["top_logprobs"]})
-            for place in answer["completion_probabilities"]]
+    return running.ask(prompt, n_predict, **options)
 
 
 class Serving(Case):
-    def assert_same_or_tied(self, want, answer):
-        """Whether the texts are the same; fails if they part at a token that is not as likely as the other."""
-        self.assertEqual(len(places(want)), len(places(answer)))
-        for (token, likely), (other, others) in zip(places(want), places(answer)):
-            if token != other:
-                self.assertIn(other, likely)
-                self.assertIn(token, others)
-                self.assertLess(likely[token] - likely[other], TIE)
-                self.assertLess(others[other] - others[token], TIE)
-                return False
-        return True
-
     def test_eight_requests_at_once(self):
         with server(self.model(), env(), *SMALL, "-c", 1024, "-np", 8, "-kvu", name="hexagon-eight") as running:
             single = [ask(running, prompt, cache_prompt=False) for prompt in PROMPTS]
