@@ -63,8 +63,8 @@ MODULES = {
     "wire": Module("hexagon-ops", ["hexagon-ops/src/wire/*.rs"], ["--lib", "--test=serve"]),
     "drivers": Module("hexagon-ops", [f"hexagon-ops/src/{name}.rs" for name in (
         "ops/run", "ops/matmul/*driver", "ops/matmul/plan", "ops/matmul/experts", "serve/kernel", "serve/list",
-        "serve/matmul*", "serve/region", "serve/work")], ["--lib", "--test=serve", "--test=matmul",
-                                                       "--test=schedule"]),
+        "serve/matmul*", "serve/region", "serve/work")], ["--lib", "--test=serve", "--test=matmul", "--test=schedule"],
+                      "^(attention|score)::"),
 }
 
 
