@@ -355,7 +355,14 @@ impl Device for HexDevice {
             return Some(TOO_LARGE);
         }
         let vtcm_bytes = self.npu.info().vtcm_bytes as usize;
-        let reason = plan::question(vtcm_bytes, &self.with_places(operation)).err()?;
+        let reason = match plan::question(vtcm_bytes, &self.with_places(operation)) {
+            Err(reason) => reason,
+            // A view may repeat its rows.
+            Ok(command) => command
+                .weights()
+                .filter(|weights| weights.bytes() > self.max_tensor_bytes)
+                .map(|_| TOO_LARGE)?,
+        };
         let (op, name) = (operation.op.name(), operation.dst.name);
         log::trace!("{}: {op} {name} is left to others: {reason}", self.name);
         Some(reason)

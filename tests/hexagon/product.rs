@@ -6,7 +6,7 @@ use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
 use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::hexagon::device::Serving;
-use ggml_rust_npu::hexagon::{HexBuffer, HexStream, Options};
+use ggml_rust_npu::hexagon::{self, HexBuffer, HexStream, Options};
 use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::{DType, Format};
 
@@ -269,6 +269,38 @@ fn an_expert_that_does_not_exist_is_an_error() {
     for (expert, have) in work.result().chunks_exact(32).enumerate() {
         let want = reference::mul_mat(&act, w.matrix(expert), 32);
         assert!(reference::nmse(have, &want) <= 1e-4);
+    }
+}
+
+/// A view whose experts are one and the same: packed they would be larger than all memory, which the host asked for.
+#[test]
+fn experts_of_a_view_that_are_too_large_when_packed_are_refused() {
+    let mut numbers = Numbers::new(22);
+    let w = Weight::random(&mut numbers, Kind::F16, [64, 32, 1, 1]);
+    let device = device();
+    let home = buffer_with(&device, &w, Place::Packed);
+    let act = numbers.floats(64);
+    let work = Work::new(&device, &act, [64, 1, 1, 1], [32, 2, 1, 1], &[0, 1]).unwrap();
+    let stream = HexStream::new(Arc::clone(&device));
+    let view = |experts| {
+        let mut view = w.tensor(0, Place::Packed);
+        view.shape.ne[2] = experts;
+        view.shape.nb[2] = 0;
+        work.node(Op::MulMatId, view, &home)
+    };
+    let mut many = [view(1 << 30)];
+    assert_eq!(device.refusal(&many[0].operation), Some(hexagon::TOO_LARGE));
+    let text = stream.submit(0, &mut many).unwrap_err().error.to_string();
+    assert!(
+        text.contains("weight takes 4398046511104 bytes packed"),
+        "{text}"
+    );
+    let mut few = [view(2)];
+    assert_eq!(device.refusal(&few[0].operation), None);
+    stream.submit(0, &mut few).unwrap();
+    let want = reference::mul_mat(&act, &w.values, 64);
+    for have in work.result().chunks_exact(32) {
+        assert!(reference::nmse(have, &want) <= limit(Kind::F16, 1));
     }
 }
 

@@ -198,6 +198,19 @@ fn operations_reach_their_kernels_with_their_parameters() {
     let body = tensor_op(&operation(Op::TopK, &[], largest, &[f32([64, 4, 1, 1])])).unwrap();
     assert_eq!(body.params[0], 1);
 
+    // Older versions have no factor, and would get zeros.
+    let (streams, weights) = (f32([64, 4, 3, 1]), f32([4, 3, 1, 1]));
+    let sum = |factor: f32| {
+        let params = [factor.to_bits().cast_signed()];
+        tensor_op(&operation(
+            Op::Dsv4HcPre,
+            &params,
+            f32([64, 3, 1, 1]),
+            &[streams, weights],
+        ))
+    };
+    assert!(sum(1.0).is_some() && sum(0.0).is_none());
+
     let q = f32([64, 4, 4, 1]);
     let [k, v] = [(); 2].map(|()| tensor(DType::F16, [64, 32, 2, 1]));
     let scale = 0.125_f32.to_bits().cast_signed();

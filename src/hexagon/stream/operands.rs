@@ -79,6 +79,15 @@ impl Graphs {
         src0: &Tensor,
         home: &HexBuffer,
     ) -> Result<u32> {
+        // A view may repeat its rows, and be larger than the memory that it lies in.
+        if layout.bytes() > self.device.max_tensor_bytes {
+            return Err(refused(&format!(
+                "{} takes {} bytes packed, and a buffer has at most {}",
+                src0.name,
+                layout.bytes(),
+                self.device.max_tensor_bytes
+            )));
+        }
         // Earlier commands may compute the weights: a graph writes a cache, then multiplies with it.
         self.run_pending()?;
         let rows = gather(src0, home, pack::row_bytes(layout, src0.dtype));
