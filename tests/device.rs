@@ -629,3 +629,76 @@ fn wide_weights_take_few_calls_where_the_library_takes_them_and_are_right_where_
         assert!(results[0] == results[1] && results[0] == results[2]);
     }
 }
+
+/// A view whose experts are one and the same.
+#[test]
+fn experts_of_a_view_are_packed_as_they_are_chosen() {
+    let mut numbers = Numbers::new(23);
+    let device = device(&caps::RK3588);
+    let (k, n) = (64, 40);
+    let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+    let act = numbers.floats(k);
+    let ids = [0_i32, 999];
+    let mut experts = w.tensor(None);
+    experts.shape.ne[2] = 1000;
+    experts.shape.nb[2] = 0;
+    let mut result = [f32::NAN; 80];
+    let operand = |name, dtype, ne, bytes| Tensor {
+        memory: Some(Region::from(bytes)),
+        ..tensor(name, dtype, contiguous(dtype, ne))
+    };
+    let src = [
+        experts,
+        operand(
+            "activations",
+            DType::F32,
+            [k, 1, 1, 1],
+            bytemuck::cast_slice(&act),
+        ),
+        operand("ids", DType::I32, [2, 1, 1, 1], bytemuck::cast_slice(&ids)),
+    ];
+    let mut node = Node {
+        operation: Operation {
+            op: Op::MulMatId,
+            params: [0; PARAMS],
+            dst: tensor("result", DType::F32, contiguous(DType::F32, [n, 2, 1, 1])),
+            src: sources(&src),
+        },
+        out: RegionMut::from(&mut result[..]),
+        feeds_next: false,
+        dst: None,
+        src: [None; 7],
+    };
+    device.compute(&mut node, 0).unwrap();
+    let want = reference::mul_mat(&act, &w.values, k);
+    for have in result.chunks_exact(n) {
+        assert!(reference::nmse(have, &want) <= 2.0 * nmse_limit(PLAIN));
+    }
+}
+
+/// A plane of no rows lies behind the region of an operand without elements.
+#[test]
+fn products_of_no_rows_compute_nothing() {
+    let device = device(&caps::RK3588);
+    let w = Weight::random(&mut Numbers::new(24), PLAIN, [64, 40, 1, 1]);
+    let mut act = tensor(
+        "activations",
+        DType::F32,
+        contiguous(DType::F32, [64, 0, 2, 1]),
+    );
+    act.shape.nb[2] = 256;
+    act.memory = Some(Region::from(&[][..]));
+    let mut node = Node {
+        operation: Operation {
+            op: Op::MulMat,
+            params: [0; PARAMS],
+            dst: tensor("result", DType::F32, contiguous(DType::F32, [40, 0, 2, 1])),
+            src: sources(&[w.tensor(None), act]),
+        },
+        out: RegionMut::from(&mut [][..]),
+        feeds_next: false,
+        dst: None,
+        src: [None; 7],
+    };
+    device.compute(&mut node, 0).unwrap();
+}

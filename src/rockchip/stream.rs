@@ -73,8 +73,7 @@ enum PackedOperand<'a> {
 /// Weights that are packed slice by slice.
 struct AtUse<'a> {
     src0: Tensor<'a>,
-    /// All slices.
-    rows: Cow<'a, [u8]>,
+    region: Region<'a>,
     calibration: Method,
     memory: WeightMemory,
     weights: PackedWeights,
@@ -175,11 +174,10 @@ impl AtUse<'_> {
         if self.slice == Some(slice) {
             return;
         }
-        let [_, n, s2, s3] = self.src0.shape.ne;
-        let bytes = self.rows.len() / (s2 * s3);
+        let n = self.src0.shape.ne[1];
         let source = RowSource {
             dtype: self.src0.dtype,
-            rows: &self.rows[slice * bytes..][..bytes],
+            rows: &rows_of_slice(&self.src0, self.region, slice),
             dequantize: self.src0.dequantize,
             calibration: self.calibration,
             feedback: &[],
@@ -201,6 +199,9 @@ impl RkDevice {
         let buffer = node.src[0].and_then(|buffer| (buffer as &dyn Any).downcast_ref());
         let contents = buffer.map(RkBuffer::contents);
         let operation = &node.operation;
+        if operation.computes_nothing() {
+            return Ok(CallTimes::default());
+        }
         if !node.out.is_aligned() {
             return Err(refused("the result's address is not a multiple of 4"));
         }
@@ -244,7 +245,9 @@ impl RkDevice {
         layout: &WeightLayout,
         src0: Tensor<'a>,
     ) -> Result<PackedOperand<'a>> {
-        let rows = gather_rows(&src0).ok_or_else(|| refused("weights have no memory"))?;
+        let region = src0
+            .memory
+            .ok_or_else(|| refused("weights have no memory"))?;
         let one = WeightLayout {
             slices: 1,
             ..*layout
@@ -253,7 +256,7 @@ impl RkDevice {
         let weights = self.npu.place(&memory, one, 0)?;
         Ok(PackedOperand::AtUse(Box::new(AtUse {
             src0,
-            rows,
+            region,
             calibration: self.target.calibration,
             memory,
             weights,
@@ -399,21 +402,15 @@ fn memory<'a>(tensor: &Tensor<'a>) -> Result<Region<'a>> {
     memory.ok_or_else(|| refused("an operand has no memory"))
 }
 
-/// Returns all rows of a weight, one after another: in place if they are, else copied.
-fn gather_rows<'a>(weights: &Tensor<'a>) -> Option<Cow<'a, [u8]>> {
-    let (memory, shape) = (weights.memory?, weights.shape);
-    let row_bytes = weights.dtype.row_bytes(shape.ne[0])?;
-    if shape.is_contiguous(weights.dtype) {
-        return Some(Cow::Borrowed(memory.bytes(0, row_bytes * shape.rows())));
+/// Returns the rows of a slice of weights, one after another: in place if they are, else copied.
+fn rows_of_slice<'a>(weights: &Tensor, region: Region<'a>, slice: usize) -> Cow<'a, [u8]> {
+    let ([k, n, s2, _], nb) = (weights.shape.ne, weights.shape.nb);
+    // The planner took whole blocks.
+    let row_bytes = weights.dtype.row_bytes(k).unwrap_or(0);
+    let start = slice % s2 * nb[2] + slice / s2 * nb[3];
+    if nb[1] == row_bytes {
+        return Cow::Borrowed(region.bytes(start, n * row_bytes));
     }
-    let mut rows = Vec::with_capacity(row_bytes * shape.rows());
-    for i3 in 0..shape.ne[3] {
-        for i2 in 0..shape.ne[2] {
-            for i1 in 0..shape.ne[1] {
-                let start = i1 * shape.nb[1] + i2 * shape.nb[2] + i3 * shape.nb[3];
-                rows.extend_from_slice(memory.bytes(start, row_bytes));
-            }
-        }
-    }
-    Some(Cow::Owned(rows))
+    let rows = (0..n).map(|row| region.bytes(start + row * nb[1], row_bytes));
+    Cow::Owned(rows.collect::<Vec<_>>().concat())
 }
