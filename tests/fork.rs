@@ -62,6 +62,16 @@ fn child(buffers: &[*mut NpuBuffer], streams: &[*mut NpuBackend]) -> i32 {
         // SAFETY: alive.
         let replayed = unsafe { npu_backend_replay(stream, 7, &raw mut status) };
         wrong |= i32::from(!replayed || status != NPU_STATUS_FAILED) << 3;
+        // SAFETY: numbers, NULL pointers and no function.
+        let mut node: NpuNode = unsafe { std::mem::zeroed() };
+        (node.op, node.dst) = (c"ADD".as_ptr(), weight(buffer));
+        (node.src[0], node.src[1]) = (node.dst, node.dst);
+        // ggml would have the CPU compute what is refused, with packed weights that read as NaN.
+        // SAFETY: a node with all it points to.
+        let supported = unsafe { npu_supports_op(device, &raw const node) };
+        wrong |= i32::from(!supported) << 4;
+        // SAFETY: as above.
+        wrong |= i32::from(unsafe { npu_prefers_cpu(device, &raw const node) }) << 5;
         // SAFETY: from `npu_buffer_new`.
         unsafe { npu_buffer_free(buffer) };
         // SAFETY: from `npu_backend_new`.

@@ -119,12 +119,17 @@ impl NpuBuffer {
         NPU_STATUS_FAILED
     }
 
+    /// Returns `true` after an error that left it unfinished.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
     /// Refuses a tensor of `bytes` in it that cannot be computed with.
     pub(super) fn check(&self, tensor: &NpuTensor, bytes: usize) -> Result<()> {
         let refuse = |reason: &str| Error::Graph {
             reason: format!("{} {reason}", name(tensor)),
         };
-        if self.failed.load(Ordering::Relaxed) {
+        if self.has_failed() {
             return Err(refuse(
                 "is in a buffer that an earlier error left unfinished",
             ));

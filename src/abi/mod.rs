@@ -217,9 +217,13 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
         return false;
     };
     guard("npu_supports_op", false, || {
-        let Some(entry) = entry(device).filter(|_| !is_forked()) else {
+        let Some(entry) = entry(device) else {
             return false;
         };
+        if is_forked() {
+            // Its graph fails. The CPU would read NaN for packed weights, and write it into caches of the parent.
+            return true;
+        }
         let refusal = match operation(node) {
             Some(operation) => entry.device.refusal(&operation),
             None => Some("not an operation of this NPU"),
@@ -270,18 +274,13 @@ pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) ->
         return false;
     };
     guard("npu_prefers_cpu", false, || {
-        let Some(entry) = entry(device) else {
+        let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return false;
         };
         let operation = operation(node);
         let wants = operation.is_none_or(|operation| entry.device.prefers_cpu(&operation));
-        let is_cpu_s = wants
-            && !node.src.iter().any(|tensor| {
-                // The CPU would find zeros. The device computes with such weights, or says that it cannot.
-                // SAFETY: the caller promises it.
-                let operand = unsafe { in_buffer(tensor) };
-                operand.is_some_and(|(buffer, tensor)| !buffer.has_bytes(&tensor))
-            });
+        // SAFETY: the caller promises it.
+        let is_cpu_s = wants && node.src.iter().all(|tensor| unsafe { is_there(tensor) });
         if let Some(operation) = operation.filter(|_| is_cpu_s && !entry.coverage.is_told())
             && entry.device.refusal(&operation).is_none()
             && let Some(line) = (entry.coverage).left_to_cpu(entry.device.name(), &operation)
@@ -323,6 +322,22 @@ pub unsafe extern "C" fn npu_take_from_cpu(tensor: *const NpuTensor) {
             buffer.take_from_cpu(&tensor);
         }
     });
+}
+
+/// Returns `false` for a tensor whose bytes were released, or whose buffer an error left unfinished:
+/// the CPU would find zeros, where the device computes all the same, or says that it cannot.
+///
+/// # Safety
+/// The tensor's buffer is NULL or alive.
+unsafe fn is_there(tensor: &NpuTensor) -> bool {
+    // SAFETY: the caller promises it.
+    let home = unsafe { tensor.buffer.cast_const().as_ref() };
+    if home.is_some_and(NpuBuffer::has_failed) {
+        return false;
+    }
+    // SAFETY: the caller promises it.
+    let operand = unsafe { in_buffer(tensor) };
+    operand.is_none_or(|(buffer, tensor)| buffer.has_bytes(&tensor))
 }
 
 /// Returns a tensor and its buffer, if it is in one of ours.

@@ -154,6 +154,9 @@ fn a_node_whose_weight_was_released_is_not_for_the_cpu() {
     assert!(!prefers());
     let stream = Stream::new(RK);
     assert_eq!(stream.compute(0, &[sum]), NPU_STATUS_FAILED);
+    // Nor after an error that made all graphs with the buffer fail: few rows were still the CPU's.
+    assert_eq!(weights.get(&w, 2, 0).0, NPU_STATUS_FAILED);
+    assert!(!prefers());
 }
 
 /// Other bytes of the weight are gone, so it cannot be packed again.
