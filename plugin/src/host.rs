@@ -56,6 +56,19 @@ impl Host {
         Some(text.to_string_lossy().into_owned())
     }
 
+    /// Returns `true` if a backend of this name is registered.
+    #[cfg(glue)]
+    pub fn has_backend(&self, name: &CStr) -> bool {
+        type ByName = unsafe extern "C" fn(name: *const c_char) -> *mut c_void;
+        let Some(address) = self.address(c"ggml_backend_reg_by_name") else {
+            return false;
+        };
+        // SAFETY: the signature of this function in all versions that have it.
+        let by_name = unsafe { std::mem::transmute::<*mut c_void, ByName>(address) };
+        // SAFETY: a string that ends in NUL.
+        !unsafe { by_name(name.as_ptr()) }.is_null()
+    }
+
     /// Writes an error line where the program's other lines go.
     pub fn log_error(&self, line: &str) {
         type Log = unsafe extern "C" fn(level: c_int, format: *const c_char, ...);

@@ -22,6 +22,8 @@
 use std::ffi::c_void;
 use std::panic::catch_unwind;
 use std::ptr::null_mut;
+#[cfg(glue)]
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[cfg(glue)]
 mod glue;
@@ -64,8 +66,16 @@ extern "C" fn registry_entry(caller: *const c_void) -> *mut c_void {
 
 #[cfg(glue)]
 fn load(host: &Host) -> Result<*mut c_void, String> {
+    static LOADED: AtomicBool = AtomicBool::new(false);
     let version = host.version().unwrap_or_default();
     let api = version::api_of(&version)?;
+    // Both would open the same devices, and each NPU would be there twice.
+    if !LOADED.load(Ordering::Relaxed) && host.has_backend(c"RUST_NPU") {
+        return Err(format!(
+            "this program has the backend RUST_NPU already, built in or from another file: {} is left out",
+            version::ours()
+        ));
+    }
     glue::bind(host, &version)?;
     if let Some(name) = glue::differs(api) {
         return Err(format!(
@@ -75,6 +85,7 @@ fn load(host: &Host) -> Result<*mut c_void, String> {
             version::KNOWN
         ));
     }
+    LOADED.store(true, Ordering::Relaxed);
     Ok(glue::registry_entry(api))
 }
 

@@ -8,8 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness import HEXAGON, HEXAGON_DEVICE, PLAIN_LOG, cpu_env, device_env, server
+from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, PLAIN_LOG, SIMULATED, cpu_env, device_env, server
 
+import build
 import stock
 from stocked import CHIPS, PROMPT, TOKENS, DebianStock, Stock
 
@@ -134,6 +135,19 @@ class Node(Stock):
                 self.assertGreater(made["layers"], 0)
                 self.assertIn(f"using device {device}", log)
                 self.assertEqual(made["text"].rstrip("\n"), self.text_of_static_build(chip))
+
+
+class BuiltIn(Stock):
+    """A program with shared libraries of ggml that has the backend itself, as after a build with -DGGML_RUST_NPU=ON."""
+
+    fetched = staticmethod(build.shared)
+
+    def test_the_plugin_leaves_its_devices_alone(self):
+        done = self.run_command("list_devices", [self.program], self.with_plugin(device_env(f"{HEXAGON},{SIMULATED}")))
+        self.assertEqual(done.code, 0, done.all)
+        names = [line.split("\t")[0] for line in done.out.splitlines()]
+        self.assertEqual([names.count(name) for name in (HEXAGON_DEVICE, DEVICE)], [1, 1], done.out)
+        self.assertIn("this program has the backend RUST_NPU already", done.log)
 
 
 class OldGgml(Stock):
