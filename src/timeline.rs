@@ -14,7 +14,7 @@
 //! they loaded: an array whose end is written over by the next graph.
 
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -80,7 +80,7 @@ impl Timeline {
         if files.refused.iter().any(|refused| refused == path) {
             return None;
         }
-        let begun = File::create(path).and_then(|out| {
+        let begun = create_alone(path).and_then(|out| {
             out.write_all_at(b"[\n]\n", 0)?;
             Ok(out)
         });
@@ -131,6 +131,30 @@ impl Timeline {
             }
         }
     }
+}
+
+/// Begins a file over an older one, but not over one that another process is writing.
+///
+/// # Errors
+/// The system's, or that of such a file.
+pub(crate) fn create_alone(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let file = options
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)?;
+    // A file system without locks is no reason to trace nothing.
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        return Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "another process is writing it",
+        ));
+    }
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
 }
 
 fn report(path: &Path, source: io::Error) {
@@ -471,6 +495,24 @@ mod tests {
             .collect();
         assert_eq!(begins.len(), 2, "{text}");
         assert!(begins[1] >= begins[0] + 1e6, "{begins:?}");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    /// Its events were cut off, and both wrote over each other's.
+    #[test]
+    fn a_file_that_another_process_writes_is_left_as_it_is() {
+        let path = path("timeline-taken");
+        std::fs::write(&path, "events").unwrap();
+        // A lock belongs to an opened file, and not to a process.
+        let other = File::open(&path).unwrap();
+        other.lock().unwrap();
+        let text = create_alone(&path).unwrap_err().to_string();
+        assert!(text.contains("another process"), "{text}");
+        assert!(Timeline::open(&path).is_none());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "events");
+        drop(other);
+        create_alone(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
         std::fs::remove_file(path).unwrap();
     }
 

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use super::submission::Step;
 use crate::error::{Error, Result};
 use crate::hexagon::caps::HexCaps;
-use crate::timeline::{DeviceTracks, GraphEvents, OperationTimes, Part, Timeline, Track};
+use crate::timeline::{
+    DeviceTracks, GraphEvents, OperationTimes, Part, Timeline, Track, create_alone,
+};
 
 /// A file that commands are noted in.
 #[derive(Debug)]
@@ -30,7 +32,9 @@ enum Form {
 /// Comma-separated values.
 #[derive(Debug)]
 struct CommandTable {
-    out: Mutex<BufWriter<File>>,
+    /// `None` after an error, which was logged.
+    out: Mutex<Option<BufWriter<File>>>,
+    path: PathBuf,
     graphs: AtomicU64,
     device: String,
 }
@@ -139,7 +143,7 @@ impl CommandTable {
             path: path.clone(),
             source,
         };
-        let mut out = BufWriter::new(File::create(&path).map_err(wrong)?);
+        let mut out = BufWriter::new(create_alone(&path).map_err(wrong)?);
         let what = if is_simulated {
             "measured: of a stand-in on this computer"
         } else {
@@ -156,14 +160,18 @@ impl CommandTable {
             path.display()
         );
         Ok(Self {
-            out: Mutex::new(out),
+            out: Mutex::new(Some(out)),
+            path,
             graphs: AtomicU64::new(0),
             device: device.to_owned(),
         })
     }
 
     fn step(&self, graph: u64, step: &Step, modelled_us: f64, dsp: Duration, host: Duration) {
-        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(out) = open.as_mut() else {
+            return;
+        };
         let ops: Vec<&str> = step.ops.iter().flatten().map(|op| op.name()).collect();
         let [n0, n1, n2, n3] = step.ne;
         let cost = &step.cost;
@@ -180,8 +188,13 @@ impl CommandTable {
             host.as_secs_f64() * 1e6
         );
         // Programs end without closing the libraries that they opened, so each line is flushed.
-        if let Err(error) = written.and_then(|()| out.flush()) {
-            log::error!("{}: GGML_RUST_NPU_TRACE: {error}", self.device);
+        if let Err(source) = written.and_then(|()| out.flush()) {
+            *open = None;
+            let path = self.path.clone();
+            log::error!(
+                "{}; nothing more is traced",
+                Error::TraceFile { path, source }
+            );
         }
     }
 }
