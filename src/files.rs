@@ -31,6 +31,20 @@ pub fn open_input(path: &Path) -> io::Result<fs::File> {
     Err(io::Error::new(kind, "not a regular file"))
 }
 
+/// Characters of a text from a file that a message has.
+const QUOTED: usize = 160;
+
+/// Returns a text from a file as messages have it: short, and on one line.
+#[must_use]
+pub fn quote(text: &str) -> String {
+    let printed = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    let mut quoted: String = text.chars().take(QUOTED).map(printed).collect();
+    if text.chars().nth(QUOTED).is_some() {
+        quoted += &format!("… ({} bytes)", text.len());
+    }
+    quoted
+}
+
 /// A file mapped into memory.
 #[derive(Debug)]
 pub struct MappedFile(Option<Mmap>);

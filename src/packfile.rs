@@ -34,6 +34,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::files::quote;
+
 pub use self::hash::{CHUNK_BYTES, ChunkHash, SourceHash, sampled};
 pub use self::read::PackTable;
 pub use self::take::{Pack, Packs, Wanted};
@@ -176,8 +178,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 fn field(field: impl Into<String>, value: impl ToString, reason: impl Into<String>) -> Error {
     Error::Field {
-        field: field.into(),
-        value: value.to_string(),
+        field: quote(&field.into()),
+        value: quote(&value.to_string()),
         reason: reason.into(),
     }
 }

@@ -11,7 +11,7 @@
 //! `GGML_RUST_NPU_CONFIG` names it; otherwise it is `ggml-rust-npu.conf` in `$XDG_CONFIG_HOME` or
 //! in `~/.config`, if it exists. Environment variables override it.
 
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::values::MIN_M_MAX;
@@ -134,8 +134,13 @@ impl Settings {
             allowed,
         };
         let mut text = String::new();
-        let read =
-            open_input(&path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
+        let read = open_input(&path).and_then(|mut file| {
+            if file.metadata()?.len() > MAX_BYTES {
+                let reason = format!("it has more than {MAX_BYTES} bytes");
+                return Err(io::Error::new(ErrorKind::FileTooLarge, reason));
+            }
+            file.read_to_string(&mut text)
+        });
         match read {
             Ok(_) => Self::parse(&text).map_err(refused),
             Err(error) if error.kind() == ErrorKind::NotFound && !is_named => Ok(Self::default()),
@@ -345,6 +350,21 @@ mod tests {
         let text = Error::from(read.expect("it hangs").unwrap_err()).to_string();
         std::fs::remove_file(&fifo).unwrap();
         assert!(text.contains("regular file"), "{text}");
+    }
+
+    /// Its lines up to the limit were taken for all of them, and the last of these may have been half a line.
+    #[test]
+    fn a_file_that_is_too_large_is_refused() {
+        let path = std::env::temp_dir().join(format!("ggml-rust-npu-{}.large", std::process::id()));
+        let name = path.display().to_string();
+        let read = |bytes: u64| {
+            std::fs::write(&path, "#".repeat(bytes.try_into().unwrap())).unwrap();
+            Settings::read(|asked| (asked == VARIABLE).then(|| name.clone()))
+        };
+        assert_eq!(read(MAX_BYTES).unwrap(), Settings::default());
+        let text = Error::from(read(MAX_BYTES + 1).unwrap_err()).to_string();
+        std::fs::remove_file(&path).unwrap();
+        assert!(text.contains("more than 1048576 bytes"), "{text}");
     }
 
     #[test]

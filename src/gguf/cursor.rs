@@ -1,6 +1,7 @@
 //! Reads numbers and strings one after another, and never past the end.
 
 use super::{Error, Result, field};
+use crate::files::quote;
 
 /// A place in the file.
 pub struct Cursor<'a> {
@@ -29,7 +30,7 @@ impl<'a> Cursor<'a> {
         let left = &self.bytes[self.at..];
         let taken = usize::try_from(bytes).ok().and_then(|n| left.get(..n));
         let taken = taken.ok_or_else(|| Error::Truncated {
-            field: what(),
+            field: quote(&what()),
             offset: self.at,
             need: bytes,
             have: self.bytes.len(),

@@ -16,6 +16,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::files::quote;
+
 pub use self::file::File;
 pub use self::parse::{Header, MetadataEntry, TensorInfo};
 pub use self::types::{GgmlType, Value};
@@ -114,19 +116,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 fn field(field: impl Into<String>, value: impl ToString, reason: impl Into<String>) -> Error {
     Error::Field {
-        field: quote(field.into()),
-        value: quote(value.to_string()),
+        field: quote(&field.into()),
+        value: quote(&value.to_string()),
         reason: reason.into(),
-    }
-}
-
-/// Characters of a text from a file that a message has.
-const QUOTED: usize = 160;
-
-/// Shortens a text from a file to what a reader of a message can use.
-fn quote(text: String) -> String {
-    match text.char_indices().nth(QUOTED) {
-        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
-        None => text,
     }
 }

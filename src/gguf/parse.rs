@@ -9,6 +9,7 @@ use super::{
     ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Error, MAGIC, MAX_ALIGNMENT, MAX_NAME_BYTES, Result,
     VERSIONS, field,
 };
+use crate::files::quote;
 
 /// Most dimensions of a tensor.
 // SOURCE: GGML_MAX_DIMS, ggml.h.
@@ -122,7 +123,7 @@ impl Header {
             if header.keys.insert(entry.key.clone(), position).is_some() {
                 return Err(Error::Duplicate {
                     what: "metadata key",
-                    name: entry.key,
+                    name: quote(&entry.key),
                 });
             }
             header.entries.push(entry);
@@ -151,7 +152,7 @@ impl Header {
             if self.names.insert(tensor.name.clone(), position).is_some() {
                 return Err(Error::Duplicate {
                     what: "tensor",
-                    name: tensor.name,
+                    name: quote(&tensor.name),
                 });
             }
             self.tensors.push(tensor);
@@ -194,7 +195,7 @@ impl Header {
                 return Err(field(
                     format!("offset of tensor {:?}", pair[1].name),
                     pair[1].range.start,
-                    format!("it overlaps tensor {:?}", pair[0].name),
+                    format!("it overlaps tensor {:?}", quote(&pair[0].name)),
                 ));
             }
         }

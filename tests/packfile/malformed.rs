@@ -153,6 +153,16 @@ fn each_malformed_file_is_refused_by_the_name_of_the_field() {
     }
 }
 
+/// A chip and options may have 64 KiB, and a log had all of them, with what a terminal takes for commands.
+#[test]
+fn a_message_has_only_the_beginning_of_a_long_text() {
+    let mut raw = Raw::good();
+    raw.chip = [&b"\x1b[2J".repeat(700)[..], &[0xff]].concat();
+    let text = PackTable::parse(&raw.bytes()).unwrap_err().to_string();
+    assert!(text.contains("chip") && text.len() < 900, "{text}");
+    assert!(!text.contains(char::is_control), "{text}");
+}
+
 #[test]
 fn a_file_that_is_cut_anywhere_is_refused() {
     let bytes = Raw::good().bytes();
