@@ -66,7 +66,12 @@ impl Answer {
     /// Reads an answer, in LaTeX or plain.
     #[must_use]
     pub fn parse(text: &str) -> Self {
-        Self::inner(text, 0)
+        let depth = if text.len() > MAX_BYTES {
+            MAX_DEPTH + 1
+        } else {
+            0
+        };
+        Self::inner(text, depth)
     }
 
     /// Reads an answer inside of `depth` others.
@@ -138,8 +143,17 @@ fn same_list(a: &[Answer], b: &[Answer]) -> bool {
 }
 
 fn same_set(a: &[Answer], b: &[Answer]) -> bool {
-    let covers = |a: &[Answer], b: &[Answer]| a.iter().all(|x| b.iter().any(|y| x.same(y)));
-    covers(a, b) && covers(b, a)
+    // Each pair is compared once: twice would be twice at each level of nesting.
+    let mut found = vec![false; b.len()];
+    let is_found = |x: &Answer| {
+        let mut any = false;
+        for (y, found) in b.iter().zip(&mut found) {
+            let same = x.same(y);
+            (any, *found) = (any | same, *found | same);
+        }
+        any
+    };
+    a.iter().all(is_found) && found.iter().all(|found| *found)
 }
 
 /// Returns `true` if one is the other times a positive number, or with `any` times any number: two
@@ -154,6 +168,9 @@ fn proportional(a: &[f64; POINTS], b: &[f64; POINTS], any: bool) -> bool {
 
 /// Deepest nesting of lists and sets. What is deeper is compared as text.
 const MAX_DEPTH: usize = 20;
+
+/// Longest answer that is not compared as text: sets take time with the square of their elements.
+const MAX_BYTES: usize = 4096;
 
 fn form(text: &str, depth: usize) -> Structure {
     if depth > MAX_DEPTH {

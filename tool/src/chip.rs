@@ -115,13 +115,12 @@ impl Chip {
         if is_table(tensor, tied) {
             return Err("llama.cpp looks its rows up on the CPU".into());
         }
-        // The planner's word for all of them is one; which it was is seen here.
-        self.ask(tensor).map_err(|reason| match tensor.dtype {
-            GgmlType::F32 | GgmlType::BF16 if reason != hexagon::TOO_LARGE => {
-                format!("the NPU takes no {} weights", tensor.dtype.name())
-            }
-            _ => reason.into(),
-        })
+        // The planner has one word for types, sizes and names.
+        self.ask(tensor)
+            .map_err(|reason| match (self, tensor.dtype) {
+                (Self::Rockchip(_), GgmlType::F32) => "the NPU takes no F32 weights".into(),
+                _ => reason.into(),
+            })
     }
 
     /// Returns `true` if the NPU reads a tensor as the file has it, in an operation that llama.cpp
@@ -248,6 +247,21 @@ mod tests {
             dims: 2,
             range: 0..bytes,
         }
+    }
+
+    /// BF16 is packed as FP16, and F32 is not packed: the reason said that the NPU takes none of either.
+    #[test]
+    fn a_bf16_weight_that_stays_on_the_cpu_has_its_own_reason() {
+        let chip = Chip::new("rk3588", &Config::from_lookup(|_| None).unwrap()).unwrap();
+        let of = |dtype, shape| chip.form(&tensor("output.weight", dtype, shape), false);
+        assert!(of(GgmlType::BF16, [2048, 1024]).is_ok());
+        let refusal = of(GgmlType::BF16, [1, 1024]).unwrap_err();
+        assert_eq!(
+            refusal,
+            "weights of this type, size or name stay on the CPU"
+        );
+        let refusal = of(GgmlType::F32, [2048, 1024]).unwrap_err();
+        assert_eq!(refusal, "the NPU takes no F32 weights");
     }
 
     /// The largest tensor is 2/3 of a session's addresses, and at most what 32 bits with a sign

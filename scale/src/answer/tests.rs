@@ -159,3 +159,19 @@ fn arbitrary_text_is_compared_without_a_panic() {
     assert!(same(&format!("2+{}", brackets(60)), "3"));
     assert!(!same(&format!("2+{}", brackets(61)), "3"));
 }
+
+/// Each level of nesting was compared twice: half a minute for two answers of 3 KB.
+#[test]
+fn sets_of_sets_are_compared_once() {
+    let nested = |leaf: &str| {
+        let two = (0..8).fold(leaf.to_owned(), |inner, _| format!("⦃{inner},{inner}⦄"));
+        format!("{}{two}{}", "⦃".repeat(12), "⦄".repeat(12))
+    };
+    let begun = std::time::Instant::now();
+    assert!(same(&nested("1/2"), &nested(".5")));
+    assert!(!same(&nested("1/2"), &nested(".4")));
+    assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
+    // What is too long for that is compared as text.
+    let long = |leaf: &str| format!("⦃{}⦄", [leaf; 2000].join(","));
+    assert!(same(&long("1/2"), &long("1/2")) && !same(&long("1/2"), &long(".5")));
+}
