@@ -35,6 +35,11 @@ COVERAGE = ("-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 "
             "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table "
             "-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Zsanitizer=address")
 
+# What the stand-ins are, one after another for each piece of a target's run; the targets have their own for the rest.
+SIM, KEEP, REPACK, THREADS = (f"GGML_RUST_NPU_{name}" for name in ("SIM", "KEEP", "REPACK", "HEX_THREADS"))
+CHIPS = [{}, {SIM: "rk3576,hexagon-v73"}, {SIM: "rk3566,hexagon-v79", THREADS: "4"}, {SIM: "rk3562,hexagon-v81"}]
+SETUPS = {"border": [*CHIPS, {KEEP: "off", THREADS: "4"}, {REPACK: "off"}], "graph": CHIPS}
+
 
 def toolchain():
     """The pinned nightly, which hexagon-ops/tools/library.sh names."""
@@ -63,8 +68,10 @@ def build(names):
     return BUILD / triple / "release"
 
 
-def piece(program, name, seconds):
-    """Runs a target once; returns its record."""
+def piece(program, name, seconds, number):
+    """Runs a target once, the `number`th time; returns its record."""
+    setups = SETUPS.get(name, [{}])
+    setup = setups[number % len(setups)]
     corpus, artifacts = BUILD / "corpus" / name, BUILD / "artifacts" / name
     for folder in corpus, artifacts, LOGS:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +83,7 @@ def piece(program, name, seconds):
     began = time.monotonic()
     with open(log, "w", encoding="utf-8") as out:
         process = subprocess.Popen([str(arg) for arg in command], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                                   env=dict(os.environ, RUST_BACKTRACE="1"))
+                                   env=dict(os.environ, RUST_BACKTRACE="1", **setup))
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     text = log.read_text(encoding="utf-8", errors="replace")
@@ -85,17 +92,23 @@ def piece(program, name, seconds):
         found = re.findall(pattern, text)
         return int(found[-1]) if found else 0
 
-    return {"target": name, "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    return {"target": name, "setup": setup, "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "cpu_s": round(usage.ru_utime + usage.ru_stime, 1), "wall_s": round(time.monotonic() - began, 1),
             "runs": last(r"stat::number_of_executed_units: (\d+)") or last(r"(?m)^#(\d+)"),
             "edges": last(r"cov: (\d+)"), "rss_mib": usage.ru_maxrss // 1024, "code": process.returncode}
+
+
+def pieces(name):
+    """The number of times that a target has run."""
+    lines = RUNS.read_text(encoding="utf-8").splitlines() if RUNS.is_file() else []
+    return sum(json.loads(line)["target"] == name for line in lines)
 
 
 def run(folder, name, cpu_s, failed):
     """Runs a target for `cpu_s` seconds of CPU time."""
     left = cpu_s
     while left > 1 and name not in failed:
-        record = piece(folder / name, name, max(1, round(min(left, PIECE_S))))
+        record = piece(folder / name, name, max(1, round(min(left, PIECE_S))), pieces(name))
         with open(RUNS, "a", encoding="utf-8") as out:
             out.write(json.dumps(record) + "\n")
         if record["code"] != 0:

@@ -60,6 +60,8 @@ const OPS: [&CStr; 32] = [
 ];
 const SLOTS: usize = 4;
 const LARGEST: usize = 1 << 16;
+/// Most elements of what is computed, of a tensor with dimensions of up to 2^39 elements.
+const MOST_ELEMENTS: i64 = 1 << 20;
 
 /// A tensor, and whether what it says fits the memory that it points to.
 fn tensor(
@@ -77,21 +79,29 @@ fn tensor(
         ne
     };
     let mut tensor = Tensor::dense(kind, ne);
-    match how % 16 {
-        // Odd distances, and dimensions in another order.
-        0 => tensor.nb[1] += u64::from(input.byte()),
-        1 => {
-            tensor.ne.swap(0, 1);
-            tensor.nb.swap(0, 1);
+    for change in [how % 16, how / 16] {
+        match change {
+            // Odd distances, and dimensions in another order.
+            0 => tensor.nb[1] += u64::from(input.byte()),
+            1 => {
+                tensor.ne.swap(0, 1);
+                tensor.nb.swap(0, 1);
+            }
+            2 => tensor.nb[input.below(4)] = u64::from(input.byte()),
+            3 => tensor.nb[input.below(4)] = input.long(),
+            4 => tensor.ne[input.below(4)] = input.long().cast_signed(),
+            5 => tensor.ne[input.below(4)] = 0,
+            6 => {
+                (tensor.block_elems, tensor.block_bytes) =
+                    (input.byte().into(), input.byte().into());
+            }
+            7 => (tensor.dtype, tensor.format) = (input.word() % 9, input.word() % 7),
+            8 => tensor.to_float = None,
+            // A view that repeats what it has.
+            9 => tensor.nb[input.below(4)] = 0,
+            10 => tensor.ne[input.below(4)] = 1 << (input.byte() % 40),
+            _ => {}
         }
-        2 => tensor.nb[input.below(4)] = u64::from(input.byte()),
-        3 => tensor.nb[input.below(4)] = input.long(),
-        4 => tensor.ne[input.below(4)] = input.long().cast_signed(),
-        5 => tensor.ne[input.below(4)] = 0,
-        6 => (tensor.block_elems, tensor.block_bytes) = (input.byte().into(), input.byte().into()),
-        7 => (tensor.dtype, tensor.format) = (input.word() % 9, input.word() % 7),
-        8 => tensor.to_float = None,
-        _ => {}
     }
     tensor.role = input.word() % 4;
     let span = tensor.span();
@@ -171,6 +181,11 @@ fn any_node(
         }
     }
     node.feeds_next = input.byte().is_multiple_of(4);
+    // The CPU, too, would compute for minutes. Weights may be as large as they say: their results are not.
+    let elements = |tensor: &Tensor| (tensor.ne.iter()).fold(1, |all, n| n.saturating_mul(all));
+    let weights = usize::from(matches!(op.to_bytes(), b"MUL_MAT" | b"MUL_MAT_ID"));
+    let others = node.src.iter().skip(weights).chain([&node.dst]);
+    fits &= others.map(elements).all(|all| all <= MOST_ELEMENTS);
     (node, fits)
 }
 

@@ -9,7 +9,8 @@
 //!   12, 13 a right attention of up to 16 queries, the same
 //! ```
 //!
-//! After each record the ring is served. Four buffers are mapped, of which the first holds weights of zeros.
+//! A command of kind 4 and more may be one of two alike in a list. After each record the ring is served. Four buffers are
+//! mapped; the first two hold zeros or any numbers, and the fourth small integers, which choose experts and rows.
 //! `cargo fuzz run commands` in this folder's parent; without cargo-fuzz, see README.md beside it.
 
 #![no_main]
@@ -24,7 +25,7 @@ use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{MAP_REFUSED, Platform, Server, State, Units};
 use hexagon_ops::wire::{
-    self, COLLECTED, COMPLETED, Command, ERROR_CALL, ERROR_RING, Epilogue, FENCE, MAGIC, Map,
+    self, COLLECTED, COMPLETED, Command, ERROR_CALL, ERROR_RING, Epilogue, FENCE, List, MAGIC, Map,
     MatMul, MatMulId, PUBLISHED, Plain, RingHeader, RingLayout, Serve, Start, VERSION, Weights,
 };
 use libfuzzer_sys::fuzz_target;
@@ -184,9 +185,21 @@ fn publish(ring: &Shared, command: &Command) {
 }
 
 fn run(memory: &Memory, mut data: &[u8]) {
-    for buffer in memory.buffers {
+    let mut numbers = data.iter().fold(data.len() as u32 % 3, |all, byte| {
+        all.wrapping_mul(0x0101_0101) ^ u32::from(*byte)
+    });
+    let is_zero = numbers % 2 == 0;
+    for (index, buffer) in memory.buffers.into_iter().enumerate() {
         // SAFETY: that long, and nobody uses it now.
-        unsafe { buffer.write_bytes(0, BYTES) };
+        let words = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u32>(), BYTES / 4) };
+        for word in words {
+            numbers = numbers.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *word = match index {
+                _ if is_zero => 0,
+                0 | 1 => numbers.rotate_left(7),
+                _ => numbers >> 30,
+            };
+        }
     }
     let bytes = layout().bytes();
     // SAFETY: as above.
@@ -243,6 +256,7 @@ fn run(memory: &Memory, mut data: &[u8]) {
     }
     while !data.is_empty() {
         let [kind] = take(&mut data);
+        let is_listed = kind / 14 % 4 == 3;
         match kind % 14 {
             0..=2 => publish(&ring, bytemuck::from_bytes(&Aligned(take(&mut data)).0)),
             3 => {
@@ -263,8 +277,22 @@ fn run(memory: &Memory, mut data: &[u8]) {
                 };
                 for _ in 0..count % 4 {
                     let [at] = take(&mut data);
-                    let at = usize::from(at) % 100 * 4;
+                    let at = usize::from(at) % (command.body.len() / 4) * 4;
                     command.body[at..at + 4].copy_from_slice(&take::<4>(&mut data));
+                }
+                if is_listed {
+                    let offset = BYTES - 2 * size_of::<Command>();
+                    let list = memory.buffers[3]
+                        .wrapping_add(offset)
+                        .cast::<[Command; 2]>();
+                    // SAFETY: the end of the buffer, which is aligned, and nobody uses it now.
+                    unsafe { list.write([command; 2]) };
+                    let list = List {
+                        buffer: 3,
+                        count: 2,
+                        offset: offset as u64,
+                    };
+                    command = Command::new(0, &list);
                 }
                 (command.sequence, command.flags) = (sequence, FENCE);
                 publish(&ring, &command);

@@ -2,11 +2,13 @@
 #![no_main]
 
 use ggml_rust_npu::gguf::Header;
+use ggml_rust_npu_fuzz::check_message;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(header) = Header::parse(bytes) else {
-        return;
+    let header = match Header::parse(bytes) {
+        Ok(header) => header,
+        Err(error) => return check_message(&error),
     };
     let mut ranges = Vec::new();
     for tensor in &header.tensors {

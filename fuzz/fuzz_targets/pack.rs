@@ -10,6 +10,7 @@ use std::sync::LazyLock;
 
 use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::packfile::{ChunkHash, Entry, PackTable, Packs, SourceHash, Wanted, sampled};
+use ggml_rust_npu_fuzz::check_message;
 use libfuzzer_sys::fuzz_target;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
@@ -154,8 +155,9 @@ fuzz_target!(|bytes: &[u8]| {
     let decisions = xxh3_64(bytes);
     let mut bytes = bytes.to_vec();
     mend_head(&mut bytes);
-    let Ok(mut table) = PackTable::parse(&bytes) else {
-        return;
+    let mut table = match PackTable::parse(&bytes) {
+        Ok(table) => table,
+        Err(error) => return check_message(&error),
     };
     let mut end = HEAD_BYTES;
     for entry in &table.entries {

@@ -195,7 +195,7 @@ extern "C" fn log(_level: u32, text: *const c_char) {
     }
 }
 
-/// Starts both devices, once.
+/// Starts both devices, once, as the environment says: another chip of the same family, another way to keep weights.
 ///
 /// # Panics
 /// If one of them does not start.
@@ -209,8 +209,10 @@ pub fn start() {
             // Weights are read back, and the CPU has no part of them here.
             ("GGML_RUST_NPU_KEEP", "on"),
         ] {
-            // SAFETY: nothing else runs yet.
-            unsafe { std::env::set_var(name, value) };
+            if std::env::var_os(name).is_none() {
+                // SAFETY: nothing else runs yet.
+                unsafe { std::env::set_var(name, value) };
+            }
         }
         let host = NpuHost { log: Some(log) };
         // SAFETY: valid, and the function is always there.

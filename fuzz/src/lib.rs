@@ -2,6 +2,19 @@
 
 pub mod border;
 
+/// Longest message about a file, in bytes: a name and a value of 160 characters, and why it is refused.
+const MESSAGE_BYTES: usize = 2048;
+
+/// Fails if a message about a file is not one short line.
+///
+/// # Panics
+/// Then.
+pub fn check_message(error: &dyn std::error::Error) {
+    let text = error.to_string();
+    assert!(text.len() <= MESSAGE_BYTES, "{} bytes", text.len());
+    assert!(!text.contains(char::is_control), "{text:?}");
+}
+
 /// Bytes that decide. When none are left, every decision is zero, so each input ends.
 #[derive(Debug)]
 pub struct Input<'a>(&'a [u8]);

@@ -441,9 +441,14 @@ impl Graph {
         }
     }
 
-    pub fn fill(&mut self, numbers: &mut Numbers) {
+    /// Fills the inputs, one element of the first with `odd`.
+    pub fn fill(&mut self, numbers: &mut Numbers, odd: Option<f32>) {
         for at in 0..self.inputs {
-            let values = numbers.floats(self.values[at].count());
+            let mut values = numbers.floats(self.values[at].count());
+            if let (0, Some(odd)) = (at, odd) {
+                let index = numbers.bits() as usize % values.len();
+                values[index] = odd;
+            }
             let tensor = self.values[at].tensor;
             self.memory.write(&tensor, bytemuck::cast_slice(&values));
         }

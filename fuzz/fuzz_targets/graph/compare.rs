@@ -49,16 +49,26 @@ impl Graph {
         let [k, m, planes, _] = ne;
         let double = |x: &f32| f64::from(*x);
         let largest = |values: &[f32]| {
-            values
-                .iter()
-                .fold(0.0, |most: f64, x| most.max(double(x).abs()))
+            let finite = values.iter().filter(|x| x.is_finite());
+            finite.fold(0.0, |most: f64, x| most.max(double(x).abs()))
+        };
+        // What becomes of NaN differs from device to device where a function compares.
+        let map = |f: &dyn Fn(f64) -> f64| -> Vec<f64> {
+            let f = |x: &f32| if x.is_nan() { f64::NAN } else { f(double(x)) };
+            x.iter().map(f).collect()
         };
         let pairs = |f: &dyn Fn(f64, f64) -> f64| -> Vec<f64> {
+            let any = |x: f64, y: f64| {
+                if x.is_nan() || y.is_nan() {
+                    f64::NAN
+                } else {
+                    f(x, y)
+                }
+            };
             (x.iter().enumerate())
-                .map(|(i, x)| f(double(x), double(&y[i % y.len()])))
+                .map(|(i, x)| any(double(x), double(&y[i % y.len()])))
                 .collect()
         };
-        let map = |f: &dyn Fn(f64) -> f64| -> Vec<f64> { x.iter().map(|x| f(double(x))).collect() };
         let most = largest(&x).max(largest(&y));
         // Functions differ in their last bits, sums in their order.
         let plain = |values: Vec<f64>, error: f64| Want {
