@@ -315,7 +315,8 @@ fn run(input: &mut Input) {
                 {
                     continue;
                 }
-                let all = span - 8.max(tensor.block_bytes as usize) + tensor.block_bytes as usize;
+                let (_, block_bytes) = tensor.block();
+                let all = span - 8.max(block_bytes as usize) + block_bytes as usize;
                 let from = input.word() as usize % (all + 1);
                 let size = input.word() as usize % (all - from + 1);
                 match kind {

@@ -91,7 +91,19 @@ impl Tensor {
         }
     }
 
-    /// Bytes from the first element to the end of the last, if the numbers make sense.
+    /// Elements and bytes of a block, as the library counts them: its own numbers for plain types, whatever the fields say.
+    #[must_use]
+    pub fn block(&self) -> (u64, u64) {
+        match self.dtype {
+            NPU_DTYPE_I8 => (1, 1),
+            NPU_DTYPE_F16 | NPU_DTYPE_BF16 | NPU_DTYPE_I16 => (1, 2),
+            NPU_DTYPE_F32 | NPU_DTYPE_I32 => (1, 4),
+            NPU_DTYPE_I64 => (1, 8),
+            _ => (u64::from(self.block_elems).max(1), self.block_bytes.into()),
+        }
+    }
+
+    /// Bytes from the first element to the end of the last, or of 8 bytes, if the numbers make sense.
     #[must_use]
     pub fn span(&self) -> Option<usize> {
         let ne = self.ne.map(u64::try_from);
@@ -101,8 +113,9 @@ impl Tensor {
         if [n0, n1, n2, n3].contains(&0) {
             return Some(0);
         }
-        let steps = n0.div_ceil(u64::from(self.block_elems).max(1)) - 1;
-        let mut bytes = u64::from(self.block_bytes).max(8);
+        let (block_elems, block_bytes) = self.block();
+        let steps = n0.div_ceil(block_elems) - 1;
+        let mut bytes = block_bytes.max(8);
         for (n, nb) in [steps, n1 - 1, n2 - 1, n3 - 1].into_iter().zip(self.nb) {
             bytes = bytes.checked_add(n.checked_mul(nb)?)?;
         }
