@@ -58,10 +58,20 @@ pub fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) ->
     table.trim_fmt() + "\n"
 }
 
+/// Characters that are said of the beginning and of the end of a long line: a parser may repeat a text of a megabyte.
+const SAID: [usize; 2] = [2000, 500];
+
 /// Writes a line to standard error.
 pub fn say(line: impl Display) {
+    let mut line = plain(line);
+    let count = line.chars().count();
+    if count > SAID[0] + SAID[1] {
+        let begin: String = line.chars().take(SAID[0]).collect();
+        let end: String = line.chars().skip(count - SAID[1]).collect();
+        line = format!("{begin} … {end}");
+    }
     // A closed standard error does not fail the command.
-    let _ = writeln!(io::stderr().lock(), "{}", plain(line));
+    let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// Writes to standard output. A reader that stops early, such as `head`, is not an error.
