@@ -41,7 +41,7 @@ impl Raw {
         Self::read(path)
     }
 
-    /// What a file has.
+    /// Reads a good file.
     pub fn read(path: &Path) -> Self {
         let file = ggml_rust_npu::gguf::File::open(path).unwrap();
         let header = file.header();
