@@ -19,7 +19,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
@@ -39,10 +39,12 @@ pub struct Timeline {
 #[derive(Debug)]
 struct TimelineFile {
     out: File,
-    /// Bytes of the events, to which the end does not belong.
+    /// Bytes of the events, to which the end does not belong; 0 before the first.
     bytes: u64,
     /// Devices with tracks.
     devices: u32,
+    /// Their names, until the next events.
+    names: String,
     /// An error was logged, and nothing more is written.
     failed: bool,
 }
@@ -67,8 +69,8 @@ impl Timeline {
             .is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
     }
 
-    /// Begins a file over an older one, or returns the one that another device of this process has
-    /// begun at the path. `None` after a log line if it cannot be written.
+    /// Opens a file, which the first event empties, or returns the one that another device of this process has
+    /// opened at the path. `None` after a log line if it cannot be written.
     #[must_use]
     pub fn open(path: &Path) -> Option<Arc<Self>> {
         let mut files = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,19 +82,16 @@ impl Timeline {
         if files.refused.iter().any(|refused| refused == path) {
             return None;
         }
-        let begun = create_alone(path).and_then(|out| {
-            out.write_all_at(b"[\n]\n", 0)?;
-            Ok(out)
-        });
-        match begun {
+        match open_output(path) {
             Ok(out) => {
                 let timeline = Arc::new(Self {
                     begun: Instant::now(),
                     path: path.to_owned(),
                     file: Mutex::new(TimelineFile {
                         out,
-                        bytes: 1,
+                        bytes: 0,
                         devices: 0,
+                        names: String::new(),
                         failed: false,
                     }),
                 });
@@ -112,18 +111,26 @@ impl Timeline {
         micros(at.saturating_duration_since(self.begun))
     }
 
+    fn lock(&self) -> MutexGuard<'_, TimelineFile> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Adds events, each a line that ends with a comma.
     fn write(&self, events: &str) {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(events) = events.strip_suffix(",\n") else {
-            return;
-        };
-        if file.failed {
+        let mut file = self.lock();
+        if file.failed || events.is_empty() {
             return;
         }
-        let comma = if file.bytes > 1 { "," } else { "" };
-        let text = format!("{comma}\n{events}{END}");
-        match file.out.write_all_at(text.as_bytes(), file.bytes) {
+        let events = std::mem::take(&mut file.names) + events;
+        let events = events.trim_end_matches(",\n");
+        let before = if file.bytes == 0 { "[" } else { "," };
+        let text = format!("{before}\n{events}{END}");
+        let begun = if file.bytes == 0 {
+            begin(&file.out)
+        } else {
+            Ok(())
+        };
+        match begun.and_then(|()| file.out.write_all_at(text.as_bytes(), file.bytes)) {
             Ok(()) => file.bytes += (text.len() - END.len()) as u64,
             Err(source) => {
                 file.failed = true;
@@ -133,28 +140,29 @@ impl Timeline {
     }
 }
 
-/// Begins a file over an older one, but not over one that another process is writing.
+/// Empties a file that is about to be written, but not one that another process is writing. A process that computes
+/// nothing leaves it to those that it starts, as llama-server does for each of several models.
 ///
 /// # Errors
 /// The system's, or that of such a file.
-pub(crate) fn create_alone(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    let file = options
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path)?;
-    // A file system without locks is no reason to trace nothing.
+pub(crate) fn begin(file: &File) -> io::Result<()> {
+    // A platform (Android) or a file system without locks is no reason to trace nothing.
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
         return Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
             "another process is writing it",
         ));
     }
-    if file.metadata()?.is_file() {
-        file.set_len(0)?;
-    }
-    Ok(file)
+    file.set_len(0)
+}
+
+/// Opens a file that [`begin`] empties.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn open_output(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).open(path)
 }
 
 fn report(path: &Path, source: io::Error) {
@@ -259,7 +267,7 @@ impl DeviceTracks {
     #[must_use]
     pub fn new(timeline: Arc<Timeline>, device: &str, is_simulated: bool, remark: &str) -> Self {
         let process = {
-            let mut file = timeline.file.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut file = timeline.lock();
             file.devices += 1;
             file.devices
         };
@@ -285,7 +293,7 @@ impl DeviceTracks {
                 r#"{{"ph":"M","pid":{process},"tid":{number},"name":"thread_sort_index","args":{{"sort_index":{number}}}}},"#
             );
         }
-        timeline.write(&events);
+        timeline.lock().names += &events;
         log::warn!(
             "{device}: each operation is submitted alone and noted in {}: this is slow",
             timeline.path.display()
@@ -503,16 +511,16 @@ mod tests {
     fn a_file_that_another_process_writes_is_left_as_it_is() {
         let path = path("timeline-taken");
         std::fs::write(&path, "events").unwrap();
-        // A lock belongs to an opened file, and not to a process.
+        let text = || std::fs::read_to_string(&path).unwrap();
+        // A lock belongs to an opened file, and not to a process. One that computes nothing does not take it.
+        let idle = Timeline::open(&path).unwrap();
         let other = File::open(&path).unwrap();
-        other.lock().unwrap();
-        let text = create_alone(&path).unwrap_err().to_string();
-        assert!(text.contains("another process"), "{text}");
-        assert!(Timeline::open(&path).is_none());
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "events");
-        drop(other);
-        create_alone(&path).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        other.try_lock().unwrap();
+        idle.write("event,\n");
+        assert_eq!(text(), "events");
+        drop((idle, other));
+        Timeline::open(&path).unwrap().write("event,\n");
+        assert_eq!(text(), "[\nevent\n]\n");
         std::fs::remove_file(path).unwrap();
     }
 

@@ -12,7 +12,7 @@ use super::submission::Step;
 use crate::error::{Error, Result};
 use crate::hexagon::caps::HexCaps;
 use crate::timeline::{
-    DeviceTracks, GraphEvents, OperationTimes, Part, Timeline, Track, create_alone,
+    DeviceTracks, GraphEvents, OperationTimes, Part, Timeline, Track, begin, open_output,
 };
 
 /// A file that commands are noted in.
@@ -33,10 +33,17 @@ enum Form {
 #[derive(Debug)]
 struct CommandTable {
     /// `None` after an error, which was logged.
-    out: Mutex<Option<BufWriter<File>>>,
+    out: Mutex<Option<TableFile>>,
     path: PathBuf,
     graphs: AtomicU64,
     device: String,
+}
+
+#[derive(Debug)]
+struct TableFile {
+    out: BufWriter<File>,
+    /// The first lines, until they are written.
+    head: Option<String>,
 }
 
 /// A graph that is being noted.
@@ -143,24 +150,22 @@ impl CommandTable {
             path: path.clone(),
             source,
         };
-        let mut out = BufWriter::new(create_alone(&path).map_err(wrong)?);
+        let out = open_output(&path).map_err(wrong)?;
         let what = if is_simulated {
             "measured: of a stand-in on this computer"
         } else {
             "measured: of the device, each command submitted alone"
         };
-        writeln!(
-            out,
-            "# modelled: from counted packets and assumed rates; {what}"
-        )
-        .and_then(|()| writeln!(out, "{HEAD}"))
-        .map_err(wrong)?;
+        let head = format!("# modelled: from counted packets and assumed rates; {what}\n{HEAD}\n");
         log::warn!(
             "{device}: each command is submitted alone and noted in {}: this is slow",
             path.display()
         );
         Ok(Self {
-            out: Mutex::new(Some(out)),
+            out: Mutex::new(Some(TableFile {
+                out: BufWriter::new(out),
+                head: Some(head),
+            })),
             path,
             graphs: AtomicU64::new(0),
             device: device.to_owned(),
@@ -169,15 +174,18 @@ impl CommandTable {
 
     fn step(&self, graph: u64, step: &Step, modelled_us: f64, dsp: Duration, host: Duration) {
         let mut open = self.out.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(out) = open.as_mut() else {
+        let Some(TableFile { out, head }) = open.as_mut() else {
             return;
+        };
+        let begun = match head.take() {
+            Some(head) => begin(out.get_ref()).and_then(|()| out.write_all(head.as_bytes())),
+            None => Ok(()),
         };
         let ops: Vec<&str> = step.ops.iter().flatten().map(|op| op.name()).collect();
         let [n0, n1, n2, n3] = step.ne;
         let cost = &step.cost;
-        let written = writeln!(
-            out,
-            "{},{graph},{},{},{n0},{n1},{n2},{n3},{:.0},{},{},{modelled_us:.2},{},{:.1}",
+        let line = format!(
+            "{},{graph},{},{},{n0},{n1},{n2},{n3},{:.0},{},{},{modelled_us:.2},{},{:.1}\n",
             self.device,
             step.node,
             ops.join("+"),
@@ -188,6 +196,7 @@ impl CommandTable {
             host.as_secs_f64() * 1e6
         );
         // Programs end without closing the libraries that they opened, so each line is flushed.
+        let written = begun.and_then(|()| out.write_all(line.as_bytes()));
         if let Err(source) = written.and_then(|()| out.flush()) {
             *open = None;
             let path = self.path.clone();
