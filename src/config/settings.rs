@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use super::values::MIN_M_MAX;
 use crate::error::Error;
-use crate::files::open_input;
+use crate::files::{open_input, quote};
 use crate::rockchip::caps::{self, RkCaps};
 
 /// Name of the file in the user's folder of settings.
@@ -134,15 +134,16 @@ impl Settings {
             allowed,
         };
         let mut text = String::new();
-        let read = open_input(&path).and_then(|mut file| {
-            if file.metadata()?.len() > MAX_BYTES {
+        let read = open_input(&path).and_then(|file| {
+            let bytes = file.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+            if bytes as u64 > MAX_BYTES {
                 let reason = format!("it has more than {MAX_BYTES} bytes");
                 return Err(io::Error::new(ErrorKind::FileTooLarge, reason));
             }
-            file.read_to_string(&mut text)
+            Ok(())
         });
         match read {
-            Ok(_) => Self::parse(&text).map_err(refused),
+            Ok(()) => Self::parse(&text).map_err(refused),
             Err(error) if error.kind() == ErrorKind::NotFound && !is_named => Ok(Self::default()),
             Err(error) => Err(refused((
                 error.to_string(),
@@ -213,24 +214,31 @@ fn entry(line: &str) -> Result<(Setting, &'static str, bool, usize), (String, St
     };
     let (key, text) = line
         .split_once('=')
-        .ok_or_else(|| (format!("{line:?} has no ="), form()))?;
+        .ok_or_else(|| (format!("{:?} has no =", quote(line)), form()))?;
     let (key, text) = (key.trim(), text.trim());
     let known = key.split_once('.').and_then(|(word, chip)| {
         let mut all = Setting::ALL.into_iter();
         Some((all.find(|setting| setting.word() == word)?, chip))
     });
-    let (setting, chip) = known.ok_or_else(|| (format!("{key:?} is no setting"), form()))?;
+    let (setting, chip) =
+        known.ok_or_else(|| (format!("{:?} is no setting", quote(key)), form()))?;
     let (chip, simulated) = match chip.strip_suffix(".simulated") {
         Some(chip) => (chip, true),
         None => (chip, false),
     };
     let caps = caps::by_name(chip).ok_or_else(|| {
         let chips = caps::ALL.map(|caps| caps.soc.name()).join(", ");
-        (format!("{chip:?} is no chip that has this setting"), chips)
+        {
+            let reason = format!("{:?} is no chip that has this setting", quote(chip));
+            (reason, chips)
+        }
     })?;
-    let value = setting
-        .value(caps, text)
-        .map_err(|allowed| (format!("{key} is {text:?}, which it cannot be"), allowed))?;
+    let value = setting.value(caps, text).map_err(|allowed| {
+        (
+            format!("{key} is {:?}, which it cannot be", quote(text)),
+            allowed,
+        )
+    })?;
     Ok((setting, caps.soc.name(), simulated, value))
 }
 
