@@ -37,7 +37,7 @@ help:
 	@echo "make narrow Rust tests of the DSP's code in a build for 32 bits, as the DSP's is"
 	@echo "make mutants  small faults put into the code, and how many of them the Rust tests notice; MODULE=ring: in that"
 	@echo "make soak   llama-server with faults, NaN prompts and cancelled requests, HOURS=n; 15 minutes if not given"
-	@echo "make hostile  every hostile file of tool/tests/hostile.rs through every command of the tool"
+	@echo "make hostile  every hostile file of tool/tests/hostile/ through every command of the tool"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
 	@echo "make tool   the command line tool, target/release/ggml-npu"
 	@echo "make plugin the library that unmodified programs load, target/plugin/libggml-rust_npu.so"

@@ -223,11 +223,13 @@ void npu_device_memory(size_t device,
                        size_t *free_bytes,
                        size_t *total_bytes);
 
-// Returns `true` if the device computes a node. Reads metadata only.
+// Returns `true` if the device computes a node. Reads metadata only. In a process that was forked from the one that
+// opened the NPU, `true` for every node: graphs fail there, and no other backend may compute them.
 //
 // # Safety
 // `node` is valid, and so are the names and buffers in it.
-bool npu_supports_op(size_t device, const struct npu_node *node);
+bool npu_supports_op(size_t device,
+                     const struct npu_node *node);
 
 // Notes that the CPU computes a node, whose caches it reads and writes in place.
 //

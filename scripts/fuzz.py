@@ -5,7 +5,7 @@ Usage: fuzz.py [--hours N | --minutes N] [--jobs N] [target...]     5 minutes of
 
 Times are CPU time of the target. A crash, an input that takes longer than 10 s, or more than 2 GiB of memory ends the
 target's run and fails the command; the input stays in target/fuzz/artifacts/, and the target's program runs it again when
-that file is its argument. What was learned is kept in target/fuzz/corpus/, seeds are in fuzz/corpus/. target/fuzz/runs.jsonl
+that file is its argument, with the variables that are printed. What was learned is kept in target/fuzz/corpus/, seeds are in fuzz/corpus/. target/fuzz/runs.jsonl
 adds up all runs, and so does the table.
 """
 
@@ -38,7 +38,7 @@ COVERAGE = ("-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 "
 # What the stand-ins are, one after another for each piece of a target's run; the targets have their own for the rest.
 SIM, KEEP, REPACK, THREADS = (f"GGML_RUST_NPU_{name}" for name in ("SIM", "KEEP", "REPACK", "HEX_THREADS"))
 CHIPS = [{}, {SIM: "rk3576,hexagon-v73"}, {SIM: "rk3566,hexagon-v79", THREADS: "4"}, {SIM: "rk3562,hexagon-v81"}]
-SETUPS = {"border": [*CHIPS, {KEEP: "off", THREADS: "4"}, {REPACK: "off"}], "graph": CHIPS}
+SETUPS = {"border": [*CHIPS, {KEEP: "off", THREADS: "4"}, {REPACK: "always"}], "graph": CHIPS}
 
 
 def toolchain():
@@ -113,7 +113,8 @@ def run(folder, name, cpu_s, failed):
             out.write(json.dumps(record) + "\n")
         if record["code"] != 0:
             failed.append(name)
-            print(f"   FAILED {name}: code {record['code']}, see target/logs/fuzz-{name}.log and "
+            setup = " ".join(f"{key}={value}" for key, value in record["setup"].items())
+            print(f"   FAILED {name}: code {record['code']}, with {setup or 'no variable'}, see target/logs/fuzz-{name}.log and "
                   f"target/fuzz/artifacts/{name}/", flush=True)
         left -= max(record["cpu_s"], 1)
 

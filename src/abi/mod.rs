@@ -206,7 +206,8 @@ pub unsafe extern "C" fn npu_device_memory(
     unsafe { total_bytes.write(total) };
 }
 
-/// Returns `true` if the device computes a node. Reads metadata only.
+/// Returns `true` if the device computes a node. Reads metadata only. In a process that was forked from the one that
+/// opened the NPU, `true` for every node: graphs fail there, and no other backend may compute them.
 ///
 /// # Safety
 /// `node` is valid, and so are the names and buffers in it.

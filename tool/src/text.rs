@@ -61,17 +61,20 @@ pub fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) ->
 /// Characters that are said of the beginning and of the end of a long line: a parser may repeat a text of a megabyte.
 const SAID: [usize; 2] = [2000, 500];
 
+fn shortened(line: String) -> String {
+    let count = line.chars().count();
+    if count <= SAID[0] + SAID[1] {
+        return line;
+    }
+    let begin: String = line.chars().take(SAID[0]).collect();
+    let end: String = line.chars().skip(count - SAID[1]).collect();
+    format!("{begin} … {end}")
+}
+
 /// Writes a line to standard error.
 pub fn say(line: impl Display) {
-    let mut line = plain(line);
-    let count = line.chars().count();
-    if count > SAID[0] + SAID[1] {
-        let begin: String = line.chars().take(SAID[0]).collect();
-        let end: String = line.chars().skip(count - SAID[1]).collect();
-        line = format!("{begin} … {end}");
-    }
     // A closed standard error does not fail the command.
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", shortened(plain(line)));
 }
 
 /// Writes to standard output. A reader that stops early, such as `head`, is not an error.
@@ -116,6 +119,16 @@ mod tests {
         let row = |cells: [&str; 3]| cells.map(String::from).to_vec();
         let text = table(&columns, [row(["漢字", "512", "x"]), row(["a", "1", ""])]);
         assert_eq!(text, "name    M\n漢字  512  x\na       1\n");
+    }
+
+    #[test]
+    fn a_long_line_has_its_beginning_and_its_end() {
+        let line = |middle: usize| format!("file: {}: line 1", "é".repeat(middle));
+        assert_eq!(shortened(line(2486)), line(2486), "2500 characters");
+        let short = shortened(line(1 << 20));
+        assert_eq!(short.chars().count(), 2503);
+        assert!(short.starts_with("file: é") && short.contains("é … é"));
+        assert!(short.ends_with("é: line 1"));
     }
 
     #[test]
