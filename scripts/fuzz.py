@@ -5,8 +5,8 @@ Usage: fuzz.py [--hours N | --minutes N] [--jobs N] [target...]     5 minutes of
 
 Times are CPU time of the target. A crash, an input that takes longer than 10 s, or more than 2 GiB of memory ends the
 target's run and fails the command; the input stays in target/fuzz/artifacts/, and the target's program runs it again when
-that file is its argument, with the variables that are printed. What was learned is kept in target/fuzz/corpus/, seeds are in fuzz/corpus/. target/fuzz/runs.jsonl
-adds up all runs, and so does the table.
+that file is its argument, with the variables that are printed. What was learned is kept in target/fuzz/corpus/, seeds are
+in fuzz/corpus/. target/fuzz/runs.jsonl adds up all runs, and so does the table.
 """
 
 import argparse
@@ -114,8 +114,8 @@ def run(folder, name, cpu_s, failed):
         if record["code"] != 0:
             failed.append(name)
             setup = " ".join(f"{key}={value}" for key, value in record["setup"].items())
-            print(f"   FAILED {name}: code {record['code']}, with {setup or 'no variable'}, see target/logs/fuzz-{name}.log and "
-                  f"target/fuzz/artifacts/{name}/", flush=True)
+            print(f"   FAILED {name}: code {record['code']}, with {setup or 'no variable'}, see target/logs/fuzz-{name}.log "
+                  f"and target/fuzz/artifacts/{name}/", flush=True)
         left -= max(record["cpu_s"], 1)
 
 
