@@ -35,7 +35,7 @@ COVERAGE = ("-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 "
             "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table "
             "-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Zsanitizer=address")
 
-# What the stand-ins are, one after another for each piece of a target's run; the targets have their own for the rest.
+# Variables of a target's pieces, in turn; the target sets those that are missing.
 SIM, KEEP, REPACK, THREADS = (f"GGML_RUST_NPU_{name}" for name in ("SIM", "KEEP", "REPACK", "HEX_THREADS"))
 CHIPS = [{}, {SIM: "rk3576,hexagon-v73"}, {SIM: "rk3566,hexagon-v79", THREADS: "4"}, {SIM: "rk3562,hexagon-v81"}]
 SETUPS = {"border": [*CHIPS, {KEEP: "off", THREADS: "4"}, {REPACK: "always"}], "graph": CHIPS}

@@ -160,7 +160,7 @@ fn arbitrary_text_is_compared_without_a_panic() {
     assert!(!same(&format!("2+{}", brackets(61)), "3"));
 }
 
-/// Each level of nesting was compared twice: half a minute for two answers of 3 KB.
+/// Each level of nesting was compared twice: two answers of 3 KB took 113 s in a build for tests.
 #[test]
 fn sets_of_sets_are_compared_once() {
     let nested = |leaf: &str| {

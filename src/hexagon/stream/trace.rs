@@ -63,7 +63,7 @@ const HEAD: &str = "device,graph,node,operation,ne0,ne1,ne2,ne3,modelled_packets
                     modelled_us,measured_dsp_us,measured_host_us";
 
 impl Trace {
-    /// Begins a file for a device, over an older one. `None` after a log line if it cannot be
+    /// Opens a file for a device, which its first command empties. `None` after a log line if it cannot be
     /// written.
     pub fn create(
         path: &Path,
