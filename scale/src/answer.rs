@@ -10,6 +10,8 @@ mod extract;
 mod normalize;
 mod token;
 
+use std::cell::Cell;
+
 pub use self::extract::extract;
 
 use self::expression::{POINTS, evaluate};
@@ -66,19 +68,29 @@ impl Answer {
     /// Reads an answer, in LaTeX or plain.
     #[must_use]
     pub fn parse(text: &str) -> Self {
-        let depth = if text.len() > MAX_BYTES {
-            MAX_DEPTH + 1
-        } else {
-            0
-        };
-        Self::inner(text, depth)
+        let parts_left = Cell::new(match text.len() {
+            0..=MAX_BYTES => MAX_PARTS,
+            _ => 0,
+        });
+        let answer = Self::inner(text, 0, &parts_left);
+        match parts_left.get() {
+            0 => Self {
+                form: Structure::Text,
+                ..answer
+            },
+            _ => answer,
+        }
     }
 
-    /// Reads an answer inside of `depth` others.
-    fn inner(text: &str, depth: usize) -> Self {
+    /// Reads an answer inside of `depth` others, and counts it among the parts that it may have.
+    fn inner(text: &str, depth: usize, parts_left: &Cell<usize>) -> Self {
         let text = clean(text);
+        parts_left.set(parts_left.get().saturating_sub(1));
         Self {
-            form: form(&text, depth),
+            form: match parts_left.get() {
+                0 => Structure::Text,
+                _ => form(&text, depth, parts_left),
+            },
             text: text.to_lowercase().split_whitespace().collect(),
         }
     }
@@ -169,17 +181,21 @@ fn proportional(a: &[f64; POINTS], b: &[f64; POINTS], any: bool) -> bool {
 /// Deepest nesting of lists and sets. What is deeper is compared as text.
 const MAX_DEPTH: usize = 20;
 
-/// Longest answer that is not compared as text: sets take time with the square of their elements.
+/// Longest answer that is not compared as text.
 const MAX_BYTES: usize = 4096;
 
-fn form(text: &str, depth: usize) -> Structure {
+/// Most parts of all lists and sets of an answer that is not compared as text: sets take time with
+/// the square of their parts, and each `\pm` doubles what is inside of it.
+const MAX_PARTS: usize = 1024;
+
+fn form(text: &str, depth: usize, parts_left: &Cell<usize>) -> Structure {
     if depth > MAX_DEPTH {
         return Structure::Text;
     }
     let parts = |inner: &str| {
         split(inner, ',')
             .iter()
-            .map(|part| Answer::inner(part, depth + 1))
+            .map(|part| Answer::inner(part, depth + 1, parts_left))
             .collect()
     };
     if let Some(inner) = inside(text, '⦃', '⦄') {
@@ -194,7 +210,7 @@ fn form(text: &str, depth: usize) -> Structure {
             }
         }
     }
-    if let Some(matrix) = matrix(text, depth) {
+    if let Some(matrix) = matrix(text, depth, parts_left) {
         return matrix;
     }
     if !is_one_number(text) && split(text, ',').len() > 1 {
@@ -204,10 +220,11 @@ fn form(text: &str, depth: usize) -> Structure {
         && is_name(name)
         && !set.starts_with(char::is_alphabetic)
     {
-        return form(set.trim(), depth + 1);
+        return form(set.trim(), depth + 1, parts_left);
     }
     if text.contains("\\pm") {
-        let signs = ["+", "-"].map(|sign| Answer::inner(&text.replace("\\pm", sign), depth + 1));
+        let signed = |sign| Answer::inner(&text.replace("\\pm", sign), depth + 1, parts_left);
+        let signs = ["+", "-"].map(signed);
         return Structure::Unordered(signs.into());
     }
     for (sign, symbol, is_flipped) in INEQUALITIES {
@@ -226,7 +243,7 @@ fn form(text: &str, depth: usize) -> Structure {
     if let [left, right] = sides.as_slice() {
         // x = 5 is the answer 5; so is f(x) = 5.
         if is_name(left) {
-            return form(right.trim(), depth + 1);
+            return form(right.trim(), depth + 1, parts_left);
         }
         let difference = difference(left, right);
         return difference.map_or(Structure::Text, |values| {
@@ -235,7 +252,7 @@ fn form(text: &str, depth: usize) -> Structure {
     }
     // A calculation ends with its result.
     if let [_, .., last] = sides.as_slice() {
-        return form(last.trim(), depth + 1);
+        return form(last.trim(), depth + 1, parts_left);
     }
     number(text).map_or(Structure::Text, Structure::Quantity)
 }
@@ -345,14 +362,14 @@ fn split(text: &str, separator: char) -> Vec<&str> {
 }
 
 /// Reads a matrix or a vector, as a list of rows.
-fn matrix(text: &str, depth: usize) -> Option<Structure> {
+fn matrix(text: &str, depth: usize, parts_left: &Cell<usize>) -> Option<Structure> {
     let rest = text.strip_prefix("\\begin{")?;
     let (name, rest) = rest.split_once('}')?;
     let inner = rest.strip_suffix(&format!("\\end{{{name}}}"))?;
     if !name.ends_with("matrix") {
         return None;
     }
-    let cell = |cell: &str| Answer::inner(cell, depth + 1);
+    let cell = |cell: &str| Answer::inner(cell, depth + 1, parts_left);
     let row = |row: &str| Answer {
         form: Structure::Ordered('[', ']', row.split('&').map(cell).collect()),
         text: row.split_whitespace().collect(),

@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::Error;
+use crate::server::agent;
 
 /// Lines of the server's log that an error repeats.
 const LAST_LINES: usize = 3;
@@ -129,13 +130,14 @@ impl LocalServer {
     fn wait_until_ready(&mut self, timeout_s: u64) -> Result<(), Error> {
         let start = Instant::now();
         let health = format!("{}/health", self.url);
+        let agent = agent(HEALTH_TIMEOUT_S);
         loop {
             if let Some(ended) = self.ended() {
                 return Err(ended);
             }
-            let answer = minreq::get(&health).with_timeout(HEALTH_TIMEOUT_S).send();
             // While the model is loaded, the status is 503.
-            if answer.is_ok_and(|answer| answer.status_code == 200) {
+            let answer = agent.get(&health).call();
+            if answer.is_ok_and(|answer| answer.status() == 200) {
                 return Ok(());
             }
             if start.elapsed() >= Duration::from_secs(timeout_s) {

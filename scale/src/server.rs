@@ -1,11 +1,13 @@
 //! Requests to llama-server.
 
-use std::io::{self, Read};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use ureq::Agent;
+use ureq::http::Request;
 
 use crate::Error;
 use crate::journal::MAX_TOKENS;
@@ -14,11 +16,16 @@ use crate::journal::MAX_TOKENS;
 const MAX_BODY_BYTES: u64 = 512 << 20;
 /// Longest part of a foreign text in an error.
 const MAX_QUOTE_CHARS: usize = 200;
+/// Most sequences of a llama-server.
+///
+/// SOURCE: `LLAMA_MAX_SEQ`, src/llama-cparams.h of llama.cpp 0.5.0.
+pub(crate) const MAX_SLOTS: usize = 256;
 
 /// A llama-server.
 #[derive(Debug)]
 pub struct LlamaServer {
     url: String,
+    agent: Agent,
     timeout_s: u64,
     slots: usize,
     model: String,
@@ -182,6 +189,7 @@ impl LlamaServer {
         }
         let mut server = Self {
             url,
+            agent: agent(timeout_s),
             timeout_s,
             slots: 1,
             model: String::new(),
@@ -189,7 +197,8 @@ impl LlamaServer {
             freed: Condvar::new(),
         };
         let props: Props = server.ask("/props", None)?;
-        server.slots = props.total_slots.max(1);
+        // The number becomes threads.
+        server.slots = props.total_slots.clamp(1, MAX_SLOTS);
         server.free = Mutex::new(server.slots);
         server.model = props
             .model_path
@@ -336,44 +345,31 @@ impl LlamaServer {
     /// Those of the network and the server, and an answer that is not a `T`.
     pub fn ask<T: DeserializeOwned>(&self, path: &str, body: Option<&Value>) -> Result<T, Error> {
         let url = format!("{}{path}", self.url);
-        let failed = |error: minreq::Error| match error {
-            minreq::Error::IoError(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
-                ) =>
-            {
-                Error::Timeout {
-                    url: url.clone(),
-                    seconds: self.timeout_s,
-                }
+        let failed = |error: ureq::Error| match error {
+            ureq::Error::Timeout(_) => Error::Timeout {
+                url: url.clone(),
+                seconds: self.timeout_s,
+            },
+            ureq::Error::BodyExceedsLimit(limit) => {
+                self.garbage(path, format!("longer than {limit} bytes"))
             }
             error => Error::Unreachable {
                 url: url.clone(),
                 reason: error.to_string(),
             },
         };
-        let request = match body {
-            Some(body) => minreq::post(&url)
-                .with_header("Content-Type", "application/json")
-                .with_body(body.to_string()),
-            None => minreq::get(&url),
+        let response = match body {
+            Some(body) => Request::post(&url)
+                .header("Content-Type", "application/json")
+                .body(body.to_string())
+                .map_err(ureq::Error::from)
+                .and_then(|request| self.agent.run(request)),
+            None => self.agent.get(&url).call(),
         };
-        let response = request
-            .with_timeout(self.timeout_s)
-            .send_lazy()
-            .map_err(failed)?;
-        let status = response.status_code;
-        // minreq's own words for a connection that ended without an answer.
-        if response.reason_phrase == "Server did not provide a status line" {
-            return Err(Error::Unreachable {
-                url,
-                reason: "the connection ended".into(),
-            });
-        }
-        let mut bytes = Vec::new();
-        (response.take(MAX_BODY_BYTES).read_to_end(&mut bytes))
-            .map_err(|error| failed(minreq::Error::IoError(error)))?;
+        let mut response = response.map_err(failed)?;
+        let status = response.status().as_u16();
+        let body = response.body_mut().with_config().limit(MAX_BODY_BYTES);
+        let bytes = body.read_to_vec().map_err(failed)?;
         if status != 200 {
             let words: Option<Value> = serde_json::from_slice(&bytes).ok();
             let words =
@@ -388,3 +384,20 @@ impl LlamaServer {
         serde_json::from_slice(&bytes).map_err(|error| self.garbage(path, error.to_string()))
     }
 }
+
+/// Returns a client whose requests end after `timeout_s` seconds. Each has a connection of its own,
+/// and none goes through a proxy.
+pub(crate) fn agent(timeout_s: u64) -> Agent {
+    Agent::config_builder()
+        .timeout_global(Some(Duration::from_secs(timeout_s)))
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .max_idle_connections(0)
+        .proxy(None)
+        .build()
+        .new_agent()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

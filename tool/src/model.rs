@@ -30,6 +30,8 @@ const UBATCH: u32 = 512;
 /// Cells of a cache that a step reads are rounded up to a multiple of this.
 // SOURCE: llama_kv_cache::get_n_kv and its padding, llama.cpp 0.5.0.
 const CELLS: usize = 256;
+/// Cells that are reckoned with at most: more than any model's context has.
+const MAX_CELLS: usize = 1 << 24;
 
 /// Reckon how fast a model would be on a Hexagon NPU
 ///
@@ -281,31 +283,37 @@ pub fn latency(
     let known = RefCell::new(HashMap::new());
     let prompt_us = prompt_us(&model, &shape, prompt, UBATCH as usize);
     Ok(move |lengths: &[usize]| {
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        let steps = (0..longest).map(|step| {
-            let rows = lengths.iter().filter(|length| **length > step).count();
-            let used = prompt
-                + lengths
-                    .iter()
-                    .map(|length| (*length).min(step + 1))
-                    .sum::<usize>();
-            let cells = used.next_multiple_of(CELLS);
-            let reckon = || {
-                let wanted = StepWork {
-                    rows,
-                    cells,
-                    caches: 1,
-                    seen: 1.0,
-                    logits: rows,
+        let mut lengths = lengths.to_vec();
+        lengths.sort_unstable();
+        // Tokens of samples that have ended, and steps until now.
+        let (mut ended, mut step, mut us) = (0, 0, prompt_us);
+        for (index, length) in lengths.iter().enumerate() {
+            let rows = lengths.len() - index;
+            while step < *length {
+                let used = prompt + ended + rows * (step + 1);
+                let cells = used.next_multiple_of(CELLS).min(MAX_CELLS);
+                // The steps that read as many cells.
+                let same = match cells {
+                    MAX_CELLS => length - step,
+                    _ => ((cells - used) / rows + 1).min(length - step),
                 };
-                model.step(&shape, &wanted).us
-            };
-            *known
-                .borrow_mut()
-                .entry((rows, cells))
-                .or_insert_with(reckon)
-        });
-        (prompt_us + steps.sum::<f64>()) / 1e6
+                let reckon = || {
+                    let wanted = StepWork {
+                        rows,
+                        cells,
+                        caches: 1,
+                        seen: 1.0,
+                        logits: rows,
+                    };
+                    model.step(&shape, &wanted).us
+                };
+                let mut known = known.borrow_mut();
+                us += as_f64(same) * *known.entry((rows, cells)).or_insert_with(reckon);
+                step += same;
+            }
+            ended += length;
+        }
+        us / 1e6
     })
 }
 

@@ -18,6 +18,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;
+use std::time::Instant;
 
 use common::folder;
 use serde_json::{Value, json};
@@ -173,6 +174,36 @@ fn a_report_never_replaces_its_samples_nor_its_model() {
     assert!(before == inputs.bytes());
     assert!(fs::read_to_string(csv).unwrap().starts_with("model,method"));
     assert!(fs::read_to_string(svg).unwrap().starts_with("<svg"));
+}
+
+/// Each step was reckoned on its own, as many as there are tokens: two such numbers took an hour.
+#[test]
+fn the_seconds_of_many_tokens_are_reckoned_at_once() {
+    let inputs = Inputs::new("scale_report_seconds");
+    let seconds = |n: u64, tokens: u64| {
+        let lines = [
+            json!({"settings": {"model": "m", "method": "beam", "n": n}}),
+            json!({"id": "1", "expected": "4", "chosen": "4", "correct": true, "tokens": tokens, "solutions": []}),
+        ];
+        let path = inputs.folder.join("many.jsonl");
+        write_lines(&path, &lines);
+        let model = ["--model", text(&inputs.model), "--json"];
+        let done = tool(&[&["report", text(&path)], &model[..]].concat());
+        assert!(done.status.success(), "{done:?}");
+        let rows: Value = serde_json::from_slice(&done.stdout).unwrap();
+        rows[0]["seconds"].as_f64().unwrap()
+    };
+    let begun = Instant::now();
+    let most = seconds(65535, 65535 << 24);
+    assert!(begun.elapsed().as_secs() < 30, "{:?}", begun.elapsed());
+    assert!(most.is_finite() && most > seconds(65535, 65535 << 12));
+    // A sample of 100 tokens is 99 steps longer than one of 1, which read as many cells.
+    let [none, one, hundred] = [0, 1, 100].map(|tokens| seconds(1, tokens));
+    let (step, steps) = (one - none, hundred - none);
+    assert!(
+        step > 0.0 && (steps / step - 100.0).abs() < 1e-3,
+        "{none} {one} {hundred}"
+    );
 }
 
 #[test]

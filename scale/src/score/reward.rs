@@ -100,12 +100,12 @@ impl PlusMinus {
                 sum += likely.prob;
             }
         }
-        if sum > 0.0 {
-            return Ok(found / sum);
+        let score = found / sum;
+        if (0.0..=1.0).contains(&score) {
+            return Ok(score);
         }
-        Err(self
-            .server
-            .garbage("/completion", "no probability of either sign".into()))
+        let reason = "no probabilities of the two signs".into();
+        Err(self.server.garbage("/completion", reason))
     }
 }
 
@@ -206,7 +206,12 @@ impl ValueHead {
                 .zip(&self.head.weight)
                 .map(|(x, w)| x * w)
                 .sum();
-            Ok((1.0 + (-product - self.head.bias).exp()).recip())
+            let score = (1.0 + (-product - self.head.bias).exp()).recip();
+            // The journal is JSON, which has no word for what is not a number.
+            match score.is_nan() {
+                true => Err(garbage("an embedding whose product is not a number".into())),
+                false => Ok(score),
+            }
         };
         ends.into_iter().map(score).collect()
     }
@@ -265,5 +270,72 @@ impl Scorer for Verifier {
         let all = solutions.iter();
         all.map(|solution| Ok(vec![self.run(question, &solution.text)?]))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::StopReason;
+    use crate::server::tests::{serve, with_body};
+
+    fn score(scorer: &dyn Scorer) -> Result<Vec<Vec<f64>>, Error> {
+        let solution = Solution {
+            text: "4".into(),
+            stop: StopReason::End,
+            ..Solution::default()
+        };
+        scorer.score("2 + 2", &[&solution])
+    }
+
+    fn server(reply: impl Fn(&str) -> Value + Send + 'static) -> LlamaServer {
+        let url = serve(
+            move |path| {
+                with_body(&match path {
+                    "/props" => json!({"total_slots": 1}),
+                    "/tokenize" => json!({"tokens": [7]}),
+                    path => reply(path),
+                })
+            },
+            false,
+        );
+        LlamaServer::connect(&url, 60).unwrap()
+    }
+
+    /// The journal had `null` for what is not a number, and was refused from then on.
+    #[test]
+    fn scores_that_are_no_numbers_are_refused() {
+        for (x, y, expected) in [
+            (0.5, 1.5, Some(0.25)),
+            (1e308, -1e308, None),
+            (0.0, 0.0, None),
+            (-1.0, 3.0, None),
+        ] {
+            let likely = json!([{"top_probs": [{"id": 7, "prob": x}, {"id": 8, "prob": y}]}]);
+            let reply = move |_: &str| json!({"completion_probabilities": likely});
+            let scorer = PlusMinus {
+                server: server(reply),
+                prompt: "{question} {steps}".into(),
+                tokens: [7, 8],
+            };
+            assert_eq!(
+                score(&scorer).ok(),
+                expected.map(|score| vec![vec![score]]),
+                "{x} {y}"
+            );
+        }
+        for (state, expected) in [([2.0, 2.0], Some(1.0)), ([2.0, -2.0], None)] {
+            let reply = move |_: &str| json!([{"embedding": [state, state, state]}]);
+            let head = HeadWeights {
+                weight: vec![1.7e308; 2],
+                bias: 0.0,
+            };
+            let scorer = ValueHead::new(server(reply), head).unwrap();
+            assert_eq!(
+                score(&scorer).ok(),
+                expected.map(|score| vec![vec![score]]),
+                "{state:?}"
+            );
+        }
     }
 }

@@ -28,7 +28,7 @@ use std::thread;
 use super::{Generator, SearchResult, Solution};
 use crate::Error;
 use crate::score::{Aggregate, Scorer};
-use crate::server::{CompletionRequest, Continuation, StopReason};
+use crate::server::{CompletionRequest, Continuation, MAX_SLOTS, StopReason};
 
 /// The text that ends a step.
 pub const STEP_END: &str = "\n\n";
@@ -179,8 +179,8 @@ impl Search<'_> {
         kept
     }
 
-    /// Samples the next step of solutions, each in one request of `counts` completions, all at the
-    /// same time.
+    /// Samples the next step of solutions, each in one request of `counts` completions, as many at
+    /// the same time as a server may have slots.
     fn expand(
         &self,
         active: &[Solution],
@@ -189,22 +189,30 @@ impl Search<'_> {
         n: usize,
     ) -> Result<Vec<Vec<Solution>>, Error> {
         let is_last = step + 1 == self.limits.max_steps;
-        let first = step * n;
-        thread::scope(|scope| {
-            let mut workers = Vec::new();
-            let mut sample = first;
-            for (solution, count) in active.iter().zip(counts) {
-                let seed = self.seed.wrapping_add(u32::try_from(sample).unwrap_or(0));
-                workers.push(scope.spawn(move || self.next(solution, *count, seed, is_last)));
-                sample += count;
-            }
-            let join = |worker: thread::ScopedJoinHandle<'_, _>| match worker.join() {
-                Ok(samples) => samples,
-                Err(panic) => std::panic::resume_unwind(panic),
-            };
-            let all: Vec<_> = workers.into_iter().map(join).collect();
-            all.into_iter().collect()
-        })
+        let mut sample = step * n;
+        let request = |(solution, count): (_, &usize)| {
+            let seed = self.seed.wrapping_add(u32::try_from(sample).unwrap_or(0));
+            sample += count;
+            (solution, *count, seed)
+        };
+        let requests: Vec<(&Solution, usize, u32)> =
+            active.iter().zip(counts).map(request).collect();
+        let join = |worker: thread::ScopedJoinHandle<'_, _>| match worker.join() {
+            Ok(samples) => samples,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        let mut all = Vec::with_capacity(requests.len());
+        for requests in requests.chunks(MAX_SLOTS) {
+            let samples: Vec<Result<_, Error>> = thread::scope(|scope| {
+                let start = |&(solution, count, seed)| {
+                    scope.spawn(move || self.next(solution, count, seed, is_last))
+                };
+                let workers: Vec<_> = requests.iter().map(start).collect();
+                workers.into_iter().map(join).collect()
+            });
+            all.extend(samples);
+        }
+        all.into_iter().collect()
     }
 
     /// Samples `count` next steps of one solution.
@@ -249,8 +257,13 @@ impl Search<'_> {
                 sample.text += STEP_END;
                 again = again.wrapping_mul(0x0100_0193) >> 1;
                 let text = format!("{}{}", solution.text, sample.text);
-                let more = ask(&text, 1, again, max_tokens - sample.tokens)?;
+                let before = sample.tokens;
+                let more = ask(&text, 1, again, max_tokens - before)?;
                 more.into_iter().for_each(|more| append(&mut sample, more));
+                if sample.tokens == before {
+                    // It would go on like this for ever.
+                    sample.stop = StopReason::Length;
+                }
             }
             if sample.stop == StopReason::Word {
                 sample.text += STEP_END;
@@ -356,6 +369,47 @@ mod tests {
         seeds.sort_unstable();
         seeds.dedup();
         assert_eq!(seeds.len(), 8);
+    }
+
+    /// Begins a bracket for ever, without a token.
+    struct Open;
+
+    impl Generator for Open {
+        fn complete(&self, request: &CompletionRequest) -> Result<Vec<Continuation>, Error> {
+            let one = Continuation {
+                text: "{".into(),
+                tokens: 0,
+                listed: 0,
+                stop: StopReason::Word,
+                logprob: 0.0,
+                certainty: 0.0,
+            };
+            Ok(vec![one; request.n])
+        }
+    }
+
+    #[test]
+    fn a_step_without_tokens_does_not_go_on_for_ever() {
+        let search = Search {
+            generator: &Open,
+            scorer: &LogProbability,
+            aggregate: Aggregate::Last,
+            limits: Limits {
+                width: 1,
+                max_steps: 2,
+                max_step_tokens: 10,
+                max_tokens: 10,
+                balanced: true,
+            },
+            question: "",
+            prompt: "",
+            seed: 7,
+        };
+        // More trees than a server has slots.
+        let found = search.trees(MAX_SLOTS + 1).unwrap().solutions;
+        assert_eq!(found.len(), MAX_SLOTS + 1);
+        let is_cut = |solution: &Solution| solution.stop == StopReason::Length;
+        assert!(found.iter().all(is_cut), "{:?}", found[0]);
     }
 
     /// Ends every second step before its first token.
