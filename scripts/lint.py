@@ -3,11 +3,13 @@
 
 Usage: lint.py python|c|msrv|deny...
 
-python, c  with the pinned ruff and clang-format of requirements-lint.txt, installed into target/tools
+python, c  with the pinned ruff and clang-format of requirements-lint.txt, installed into target/tools; names that scripts
+           take from each other
 msrv       builds everything, tests included, with the `rust-version` of Cargo.toml; skipped without that toolchain
 deny       licences, sources and security advisories of all dependencies by cargo-deny and deny.toml; skipped without it
 """
 
+import ast
 import re
 import shutil
 import subprocess
@@ -17,6 +19,9 @@ import fetch
 from project import LOGS, ROOT, TARGET, TOOLS, Problem, locked, main_with, may_install, run, say, toml, tool_env
 
 REQUIREMENTS = ROOT / "scripts" / "requirements-lint.txt"
+
+# Scripts that import each other.
+PYTHON_FOLDERS = ["scripts", "scripts/tables", "tests/e2e"]
 
 # Written by people in this project's style: not include/npu.h, which cbindgen writes, nor what becomes a part of QEMU.
 C_FOLDERS = ["ggml-glue", "plugin", "benches", "tests"]
@@ -43,9 +48,34 @@ def version_of(program):
         return ""
 
 
+def names_in(tree):
+    """The names that a module may have: more than it has, because those inside of functions count."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).split(".")[0]
+
+
+def check_imports():
+    """Fails if a script takes a name from another one that does not have it, which ruff does not see."""
+    files = [path for folder in PYTHON_FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
+    names = {path.stem: set(names_in(tree)) for path, tree in trees.items()}
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in names:
+                missing = [alias.name for alias in node.names if alias.name not in names[node.module]]
+                if missing:
+                    raise Problem(f"{path.relative_to(ROOT)}, line {node.lineno}: no {missing[0]} in {node.module}.py")
+
+
 def python():
     tools()
     run([TOOLS / "bin" / "ruff", "check", "--no-cache", ROOT], LOGS / "ruff.log")
+    check_imports()
 
 
 def c():

@@ -28,7 +28,7 @@ from project import HEXAGON, LOGS, MODELS, ROOT, SIMULATED, Problem, binary, dev
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 import harness
 import models
-from test_serving import PROMPTS, SMALL, TIE, places
+from test_serving import PROMPTS, SMALL
 
 ROUND_S = 150
 SLOTS = 8
@@ -191,10 +191,10 @@ class Server:
 
 def differs(want, answer):
     """What is wrong with a text, if anything; two tokens as likely as each other may part it."""
-    for (token, likely), (other, others) in zip(places(want), places(answer)):
+    for (token, likely), (other, others) in zip(harness.places(want), harness.places(answer)):
         if token != other:
             near = token in others and other in likely
-            if near and likely[token] - likely[other] < TIE and others[other] - others[token] < TIE:
+            if near and likely[token] - likely[other] < harness.TIE and others[other] - others[token] < harness.TIE:
                 return None
             return f"{answer['content']!r} instead of {want['content']!r}"
     return None
