@@ -564,18 +564,20 @@ static bool backend_cpy_tensor(ggml_backend_t from, ggml_backend_t to,
   if (size == 0) {
     return true;
   }
-  void *bytes = malloc(size);
-  if (bytes == NULL) {
-    GGML_LOG_ERROR("ggml-rust-npu: no memory to copy %s, %zu bytes\n",
-                   src->name, size);
-    return false;
-  }
   if (from->iface.synchronize != NULL) {
     from->iface.synchronize(from);
   }
-  source->iface.get_tensor(source, src, bytes, 0, size);
-  target->iface.set_tensor(target, dst, bytes, 0, size);
-  free(bytes);
+  // Without memory for all of it the copy has many pieces.
+  char piece[4096];
+  char *whole = malloc(size);
+  char *bytes = whole != NULL ? whole : piece;
+  const size_t step = whole != NULL ? size : sizeof(piece);
+  for (size_t at = 0; at < size; at += step) {
+    const size_t n = size - at < step ? size - at : step;
+    source->iface.get_tensor(source, src, bytes, at, n);
+    target->iface.set_tensor(target, dst, bytes, at, n);
+  }
+  free(whole);
   return true;
 }
 

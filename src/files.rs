@@ -23,7 +23,14 @@ pub fn open_input(path: &Path) -> io::Result<fs::File> {
     let mut options = fs::OpenOptions::new();
     // Without O_NONBLOCK, opening a FIFO waits for its writer. It changes nothing for regular
     // files.
-    let file = (options.read(true).custom_flags(libc::O_NONBLOCK)).open(path)?;
+    regular((options.read(true).custom_flags(libc::O_NONBLOCK)).open(path)?)
+}
+
+/// Returns a file that is a regular one.
+///
+/// # Errors
+/// The system's; `InvalidInput` if it is not.
+pub(crate) fn regular(file: fs::File) -> io::Result<fs::File> {
     if file.metadata()?.is_file() {
         return Ok(file);
     }

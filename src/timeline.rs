@@ -16,13 +16,14 @@
 use std::fmt::Write as _;
 use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
+use crate::files::regular;
 use crate::graph::Op;
 
 /// End of the array.
@@ -159,10 +160,13 @@ pub(crate) fn begin(file: &File) -> io::Result<()> {
 /// Opens a file that [`begin`] empties.
 ///
 /// # Errors
-/// The system's.
+/// The system's; `InvalidInput` if it is not a regular file.
 pub(crate) fn open_output(path: &Path) -> io::Result<File> {
     let mut options = File::options();
-    options.write(true).create(true).truncate(false).open(path)
+    options.write(true).create(true).truncate(false);
+    // Without O_NONBLOCK, opening a FIFO waits for its reader. It changes nothing for regular files.
+    let file = options.custom_flags(libc::O_NONBLOCK).open(path)?;
+    regular(file)
 }
 
 fn report(path: &Path, source: io::Error) {
@@ -449,6 +453,32 @@ mod tests {
             modelled_us: 12.5,
             parts,
         }
+    }
+
+    /// Opening it waited for a reader: every program hung at its start.
+    #[test]
+    fn a_fifo_as_trace_is_refused_at_once() {
+        let fifo = path("timeline-fifo");
+        let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+        assert!(made.unwrap().success());
+        let open = |options: &mut std::fs::OpenOptions| options.open(&fifo).unwrap();
+        let reader = || open(File::options().read(true).custom_flags(libc::O_NONBLOCK));
+        for has_reader in [false, true] {
+            let _reader = has_reader.then(reader);
+            let (send, receive) = std::sync::mpsc::channel();
+            let name = fifo.clone();
+            std::thread::spawn(move || send.send(open_output(&name).err()));
+            let error = receive.recv_timeout(Duration::from_secs(60));
+            let text = error.expect("it hangs").unwrap().to_string();
+            // The system's words without a reader: no such device or address.
+            let words = if has_reader {
+                "not a regular file"
+            } else {
+                "os error 6"
+            };
+            assert!(text.contains(words), "{text}");
+        }
+        std::fs::remove_file(&fifo).unwrap();
     }
 
     #[test]

@@ -15,7 +15,12 @@ unsafe extern "C" fn take(level: u32, text: *const c_char) {
     // SAFETY: a string by the caller's promise.
     let text = unsafe { CStr::from_ptr(text) }.to_str().unwrap();
     LINES.lock().unwrap().push((level, text.to_owned()));
+    // As a program does that sends ggml's lines to `log`.
+    error!(target: OURS, "again: {text}");
 }
+
+/// The beginning of the names of modules whose lines the host program gets.
+const OURS: &str = "ggml_rust_npu::tests";
 
 /// The lines that `log` made.
 fn lines(log: impl FnOnce()) -> Vec<(u32, String)> {
@@ -34,11 +39,12 @@ fn the_host_program_gets_the_lines_of_the_levels_it_asked_for() {
     let ours = |level, text: &str| (level, format!("ggml-rust-npu: {text}"));
     let all = || {
         lines(|| {
-            error!("one");
-            warn!("tw\0o");
-            info!("three");
-            debug!("four");
-            trace!("five");
+            error!(target: OURS, "one");
+            warn!(target: OURS, "tw\0o");
+            info!(target: OURS, "three");
+            debug!(target: OURS, "four");
+            trace!(target: OURS, "five");
+            error!("a line of another crate");
             // The vendor's library tells of an error that a line of ours will be about.
             error!(target: "librknnrt", "six");
         })
@@ -49,7 +55,7 @@ fn the_host_program_gets_the_lines_of_the_levels_it_asked_for() {
         ours(NPU_LOG_INFO, "three"),
     ];
     assert_eq!(all(), three);
-    assert!(log_enabled!(Level::Info) && !log_enabled!(Level::Debug));
+    assert!(log_enabled!(target: OURS, Level::Info) && !log_enabled!(target: OURS, Level::Debug));
     // A buffer that the machine has no memory for is warned of before the system ends the program for it.
     let (mut free, mut total) = (0, 0);
     // SAFETY: two numbers.

@@ -159,7 +159,7 @@ fn start(host: Option<&NpuHost>) -> Vec<DeviceEntry> {
             return Vec::new();
         }
     };
-    ::log::set_max_level(config.log);
+    self::log::set_level(config.log);
     let found = backend::find_devices(&config);
     found.log();
     let entries = found.devices.into_iter().map(|device| DeviceEntry {
