@@ -116,9 +116,12 @@ fn all_sessions(config: &Config) -> Vec<std::result::Result<SessionPlan, Absence
     if !config.sim.is_empty() {
         return found;
     }
-    driver::offer_own_folder();
     match FastRpc::load(config.cdsprpc_lib.as_deref()) {
-        Ok(rpc) => sessions_behind(&rpc, config),
+        Ok(rpc) => {
+            // FastRPC reads it at its first call. Where there is no library nothing is changed.
+            driver::offer_own_folder();
+            sessions_behind(&rpc, config)
+        }
         Err(error) => vec![Err(why_not_loaded(error, config))],
     }
 }
