@@ -42,9 +42,10 @@ pub fn offer_own_folder() {
     }
     if let Some(folder) = own_folder().filter(|folder| has_dsp_library(folder)) {
         log::debug!("DSP_LIBRARY_PATH={}", folder.display());
-        // SAFETY: devices are looked for once, when the backend is registered; programs have no
-        // other threads then that would change or read the environment without the lock of the C
-        // library or of std.
+        // SAFETY: devices are looked for once, when the backend is registered, and only a machine
+        // with FastRPC comes here. Most programs have no other thread by then; in one that has,
+        // none may use the environment without std's lock. Not checked: a program that sets the
+        // variable before it starts does not come here.
         unsafe { std::env::set_var("DSP_LIBRARY_PATH", folder) };
     }
 }
