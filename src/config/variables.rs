@@ -205,7 +205,7 @@ variables! {
     "Hexagon", "" {
         /// The vendor's library.
         cdsprpc_lib: Option<PathBuf> = None, path;
-        "GGML_RUST_NPU_CDSPRPC_LIB", "a path", default "the system's `libcdsprpc.so`, then `libcdsprpc.so.1`";
+        "GGML_RUST_NPU_CDSPRPC_LIB", "a path", default "the system's `libcdsprpc.so`, then `libcdsprpc.so.1`, then on Android `/vendor/lib64/libcdsprpc.so`";
 
         /// The number of devices that each compute DSP appears as, each with its own address space.
         hex_sessions: u32 = 1, |text| number(&SESSIONS, text);

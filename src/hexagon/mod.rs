@@ -249,7 +249,7 @@ impl HexDevice {
 
     /// Returns the operation with its operands where they will be when it is computed. If everything
     /// is in buffers that pack (`GGML_RUST_NPU_REPACK=always`), only factors of products are packed
-    /// then, see [`Stream::push`].
+    /// then, by `Graphs::push`.
     fn with_places<'a>(&self, operation: &Operation<'a>) -> Operation<'a> {
         let mut operation = *operation;
         if self.repack != Repack::Always {
