@@ -180,7 +180,7 @@ impl Platform for System {
 
     fn relax(&mut self, _polls: u32) -> Result<(), i32> {
         let mut around = self.0.borrow_mut();
-        around.now += 1000;
+        around.now += 997;
         if let Some(Meanwhile(run)) = &mut around.meanwhile {
             run();
         }

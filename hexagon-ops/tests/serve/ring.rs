@@ -310,7 +310,7 @@ fn a_completion_waits_for_room_in_the_ring() {
     host.around().meanwhile = Some(Meanwhile::new(move || {
         polls += 1;
         // Just before the ring counts as corrupt.
-        if polls <= COLLECT_US / 1001 - 2 {
+        if polls <= COLLECT_US / 998 - 2 {
             assert_eq!(
                 ring.load(COMPLETED),
                 2,
