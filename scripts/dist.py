@@ -235,8 +235,9 @@ def fill(folder, target):
         copy_tree(path, folder)
     put(ROOT / "dist" / "README.md", folder / "README.md")
     put(ROOT / "dist" / "install.sh", folder / "install.sh")
-    for file in sorted((ROOT / "dist" / "board").iterdir()):
-        put(file, folder / "board" / file.name)
+    board = ROOT / "dist" / "board"
+    for file in sorted(path for path in board.rglob("*") if path.is_file()):
+        put(file, folder / "board" / file.relative_to(board))
     sbom.write(folder, target, packages_of(target), version(), epoch())
     (folder / "install.sh").chmod(0o755)
     write_sums(folder / "SHA256SUMS", sorted(path for path in folder.rglob("*") if path.is_file()), folder)

@@ -29,15 +29,58 @@ for argument; do echo "[$argument]"; done
 """
 
 
+# The service of Debian's package llama.cpp-services 0.7.0, with a program that every machine has.
+DEBIANS = """[Service]
+User=_llama-server
+Group=_llama-server
+ExecStart=/bin/true
+Environment=LLAMA_CACHE=/var/cache/llama-server
+EnvironmentFile=/etc/default/llama-server
+"""
+
+
+def settings(text):
+    """The assignments of a unit as pairs."""
+    return [tuple(line.split("=", 1)) for line in text.splitlines() if re.match(r"\w+=", line)]
+
+
 class Board(Case):
-    def test_unit_is_one_that_systemd_accepts(self):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.root = Path(scratch.name)
+
+    def verified(self, unit):
+        """What systemd says of a unit, with the drop-ins beside it."""
         if shutil.which("systemd-analyze") is None:
             self.skipTest("systemd-analyze is not installed")
-        done = subprocess.run(["systemd-analyze", "verify", "--man=no", BOARD / "llama-server.service"], capture_output=True,
-                              text=True)
+        done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)
         # Lines about other units of this machine do not name the file.
-        ours = [line for line in done.stderr.splitlines() if "llama-server" in line]
-        self.assertEqual(ours, [])
+        return [line for line in done.stderr.splitlines() if "llama-server" in line or "npu.conf" in line]
+
+    def test_unit_is_one_that_systemd_accepts(self):
+        self.assertEqual(self.verified(BOARD / "llama-server-npu.service"), [])
+
+    def test_drop_in_is_one_that_systemd_accepts(self):
+        (self.root / "llama-server.service").write_text(DEBIANS, encoding="utf-8")
+        shutil.copytree(BOARD / "llama-server.service.d", self.root / "llama-server.service.d")
+        self.assertEqual(self.verified(self.root / "llama-server.service"), [])
+        # The same with a key that systemd does not know shows that it reads the drop-in.
+        with open(self.root / "llama-server.service.d" / "npu.conf", "a", encoding="utf-8") as file:
+            file.write("LimitNOFILES=1\n")
+        self.assertIn("LimitNOFILES", "".join(self.verified(self.root / "llama-server.service")))
+
+    def test_drop_in_leaves_debians_service_its_user_program_and_variables(self):
+        """A unit of the same name in /etc/systemd/system would hide the package's own."""
+        self.assertFalse((BOARD / "llama-server.service").exists())
+        ours = settings((BOARD / "llama-server.service.d" / "npu.conf").read_text(encoding="utf-8"))
+        self.assertEqual({key for key, _ in ours}, {"Environment", "SupplementaryGroups", "LimitNOFILE"})
+
+    def test_unit_and_drop_in_give_the_same_files_groups_and_limits(self):
+        unit, drop_in = (dict(settings((BOARD / name).read_text(encoding="utf-8")))
+                         for name in ("llama-server-npu.service", "llama-server.service.d/npu.conf"))
+        for key in ("SupplementaryGroups", "LimitNOFILE"):
+            self.assertEqual(unit[key], drop_in[key])
 
     def test_rules_have_matches_and_assignments_only(self):
         rules = [line for line in (BOARD / "70-ggml-rust-npu.rules").read_text(encoding="utf-8").splitlines()
@@ -46,13 +89,14 @@ class Board(Case):
         for rule in rules:
             self.assertRegex(rule, r'^((KERNEL|SUBSYSTEM)=="[\w*-]+", )+GROUP="render", MODE="0660"$')
 
-    def test_unit_names_the_files_that_install_sh_writes_for_root(self):
-        unit = (BOARD / "llama-server.service").read_text(encoding="utf-8")
+    def test_units_name_the_files_that_install_sh_writes_for_root(self):
         script = (ROOT / "dist" / "install.sh").read_text(encoding="utf-8")
         self.assertIn("prefix=/usr/local", script)
         self.assertIn("lib=$prefix/lib/ggml-rust-npu", script)
-        self.assertEqual(re.findall(r"/usr/local\S+", unit),
-                         ["/usr/local/lib/ggml-rust-npu/libggml-rust_npu.so", "/usr/local/lib/ggml-rust-npu"])
+        for name in ("llama-server-npu.service", "llama-server.service.d/npu.conf"):
+            unit = (BOARD / name).read_text(encoding="utf-8")
+            self.assertEqual(re.findall(r"/usr/local\S+", unit),
+                             ["/usr/local/lib/ggml-rust-npu/libggml-rust_npu.so", "/usr/local/lib/ggml-rust-npu"])
 
 
 class Phone(Case):
