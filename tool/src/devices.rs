@@ -1,5 +1,7 @@
 //! `ggml-npu devices`: which NPUs there are, and why others are not.
 
+mod machine;
+
 use std::fmt;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
@@ -90,13 +92,17 @@ pub fn run(args: &DevicesArgs) -> Result<ExitCode, ToolError> {
     let found = backend::find_devices(&config);
     let mut messages: Vec<String> = found.absent.iter().map(Absent::to_string).collect();
     messages.extend(self::messages());
+    // A simulated NPU needs nothing of the machine.
+    if config.sim.is_empty() {
+        messages.extend(machine::findings());
+    }
     let report = DevicesReport {
         version: env!("CARGO_PKG_VERSION"),
         devices: (found.devices.iter())
             .map(|device| line(&**device, args.self_test))
             .collect(),
         messages,
-        machine: args.self_test.then(machine),
+        machine: args.self_test.then(host_machine),
     };
     match args.json {
         true => print_json(&report)?,
@@ -156,7 +162,7 @@ fn test(device: &dyn Device) -> SelfTest {
     }
 }
 
-fn machine() -> HostMachine {
+fn host_machine() -> HostMachine {
     let read = |path: &str| {
         let text = std::fs::read_to_string(path).unwrap_or_else(|_| "unknown".into());
         text.trim_end_matches(['\0', '\n']).to_owned()
