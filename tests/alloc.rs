@@ -128,7 +128,7 @@ fn mul_mat_id(device: &Arc<RkDevice>, [tokens, used, experts]: [usize; 3]) -> St
     let (k, n) = (128, 96);
     let mut numbers = Numbers::fixed(2);
     let w = Weight::random(&mut numbers, PLAIN, [k, n, experts, 1]);
-    let ids = (0..tokens * used).map(|_| i32::try_from(numbers.below(experts)).unwrap());
+    let ids = numbers.choices(tokens, used, experts);
     Step {
         op: Op::MulMatId,
         buffer: packed(device, &w, 0),
@@ -136,7 +136,7 @@ fn mul_mat_id(device: &Arc<RkDevice>, [tokens, used, experts]: [usize; 3]) -> St
         act: vec![0; k * tokens * 4],
         act_dtype: DType::F32,
         act_ne: [k, 1, tokens, 1],
-        ids: ids.collect(),
+        ids,
         ids_ne: [used, tokens, 1, 1],
         dst_ne: [n, used, tokens, 1],
         result: vec![0.0; n * used * tokens],

@@ -308,9 +308,7 @@ fn experts_multiply_the_rows_that_chose_them() {
     for dtype in [DType::F16, PLAIN] {
         let w = Weight::random(&mut numbers, dtype, [k, n, experts, 1]);
         let buffer = packed(&device, &w, 0);
-        let ids: Vec<i32> = (0..used * tokens)
-            .map(|i| i32::try_from((i * i + i) % experts).unwrap())
-            .collect();
+        let ids = numbers.choices(tokens, used, experts);
         // One row for all slots of a token, and one row for each slot.
         for rows in [1, used] {
             let act = numbers.floats(k * rows * tokens);

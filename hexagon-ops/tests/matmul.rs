@@ -367,7 +367,7 @@ fn tokens_meet_the_experts_they_chose() {
             .iter()
             .flat_map(|w| w.lines.iter().copied())
             .collect();
-        // Expert 0 gets most rows, expert 4 none.
+        // Expert 0 gets most rows, expert 4 none; a token chooses an expert once.
         let ids: Vec<i32> = (0..n_tokens * n_slots)
             .map(|row| [0, 1, 0, 2, 0, 3][row % 6])
             .collect();

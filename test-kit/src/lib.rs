@@ -63,6 +63,25 @@ impl Numbers {
     pub fn floats(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.float()).collect()
     }
+
+    /// Returns the choices of `tokens` tokens, `used` of `experts` experts each. A token chooses an expert once: ggml leaves
+    /// undefined what MUL_MAT_ID gives otherwise.
+    ///
+    /// # Panics
+    /// If there are fewer experts than a token uses, or more than an `i32` counts.
+    pub fn choices(&mut self, tokens: usize, used: usize, experts: usize) -> Vec<i32> {
+        assert!(used <= experts, "{used} of {experts} experts");
+        let end = i32::try_from(experts).expect("few experts");
+        let mut all: Vec<i32> = (0..end).collect();
+        let mut chosen = Vec::with_capacity(tokens * used);
+        for _ in 0..tokens {
+            for slot in 0..used {
+                all.swap(slot, slot + self.below(experts - slot));
+            }
+            chosen.extend_from_slice(&all[..used]);
+        }
+        chosen
+    }
 }
 
 impl Default for Numbers {
@@ -115,6 +134,22 @@ mod tests {
             assert!((-1.0..1.0).contains(&x), "{x}");
         }
         assert!((0..10_000).all(|_| numbers.below(7) < 7));
+    }
+
+    #[test]
+    fn a_token_chooses_an_expert_once_and_all_are_chosen() {
+        let mut numbers = Numbers::new(2);
+        for used in [1, 3, 5] {
+            let chosen = numbers.choices(100, used, 5);
+            for token in chosen.chunks_exact(used) {
+                let mut different = token.to_vec();
+                different.sort_unstable();
+                different.dedup();
+                assert_eq!(different.len(), used, "{token:?}");
+            }
+            assert!((0..5).all(|expert| chosen.contains(&expert)));
+            assert_eq!(chosen.len(), 100 * used);
+        }
     }
 
     #[test]

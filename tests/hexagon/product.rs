@@ -197,9 +197,7 @@ fn each_row_goes_to_its_expert() {
         let home = buffer_with(&device, &w, Place::Packed);
         for (tokens, act_slots) in [(1, 1), (1, 4), (7, 1), (40, 2)] {
             let act = numbers.floats(k * act_slots * tokens);
-            let ids: Vec<i32> = (0..tokens * slots)
-                .map(|_| (numbers.bits() % experts as u64) as i32)
-                .collect();
+            let ids = numbers.choices(tokens, slots, experts);
             let work = Work::new(
                 &device,
                 &act,

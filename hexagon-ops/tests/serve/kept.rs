@@ -106,8 +106,8 @@ fn products() -> Vec<Command> {
         act: plain(0, [256, 512, 0]),
         dst: plain(2, [128, 256, 0]),
         ids: plain(1, [8, 0, 0]),
-        slots: 2,
-        act_slots: 2,
+        slots: 1,
+        act_slots: 1,
         tokens: 3,
         dots: 2,
     };

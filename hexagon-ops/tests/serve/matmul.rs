@@ -314,9 +314,11 @@ fn check_experts(choice: &Choice, numbers: &mut Numbers) {
     act_memory.put(4, &act);
     // Rows of choices are longer than the used part.
     let row = slots + 3;
-    let ids: Vec<i32> = (0..tokens * row)
-        .map(|_| i32::try_from(numbers.below(n_experts)).unwrap())
-        .collect();
+    let mut ids = vec![0; tokens * row];
+    let chosen = numbers.choices(tokens, slots, n_experts);
+    for (ids, chosen) in ids.chunks_exact_mut(row).zip(chosen.chunks_exact(slots)) {
+        ids[..slots].copy_from_slice(chosen);
+    }
     let (ids_buffer, ids_memory) = host.buffer(4 + 4 * ids.len());
     ids_memory.put(4, &ids);
     let dst_len = tokens * slots * n;
@@ -361,7 +363,7 @@ fn tokens_meet_the_experts_they_chose() {
                     tokens,
                     slots,
                     act_slots,
-                    n_experts: 5,
+                    n_experts: 6,
                 },
                 &mut numbers,
             );
@@ -373,6 +375,7 @@ fn tokens_meet_the_experts_they_chose() {
 fn more_choices_than_fit_at_once_are_taken_in_turns() {
     let mut numbers = Numbers::default();
     for (tokens, slots, act_slots) in [
+        (4096, 4, 1),
         (512, 9, 1),
         (33, 128, 128),
         (512, 128, 1),
@@ -385,7 +388,7 @@ fn more_choices_than_fit_at_once_are_taken_in_turns() {
                 tokens,
                 slots,
                 act_slots,
-                n_experts: 4,
+                n_experts: slots,
             },
             &mut numbers,
         );

@@ -25,6 +25,9 @@ fn decays(ne: [usize; 4], numbers: &mut Numbers) -> Case {
     Case::of(F, ne, DENSE, || 0.75 + 0.25 * numbers.float())
 }
 
+/// What ggml promises nothing about: states of earlier tokens where there are more tokens than states are kept.
+const UNDEFINED: f64 = f64::INFINITY;
+
 /// Runs a kernel and compares; elements that nothing writes are NaN in `want`.
 fn check(bench: &mut Bench, op: (u32, Params), ne: [usize; 4], want: &[f64], src: &[Case]) {
     let dst = Case::zeros(F, ne, DENSE);
@@ -35,6 +38,9 @@ fn check(bench: &mut Bench, op: (u32, Params), ne: [usize; 4], want: &[f64], src
     for (i, (have, want)) in have.iter().zip(want).enumerate() {
         if want.is_nan() {
             assert_eq!(have.to_bits(), untouched[i].to_bits(), "element {i}");
+            continue;
+        }
+        if *want == UNDEFINED {
             continue;
         }
         error += (f64::from(*have) - want).powi(2);
@@ -119,6 +125,7 @@ fn a_delta_rule_corrects_what_a_key_reads() {
         (128, 3, 3, 3, 2, 1, false, 1),
         (64, 4, 2, 1, 3, 2, true, 1),
         (16, 5, 5, 5, 4, 2, false, 3),
+        (16, 5, 5, 5, 3, 2, false, 3),
         (33, 2, 1, 2, 2, 1, true, 4),
         (1, 3, 3, 1, 2, 1, false, 1),
     ] {
@@ -159,7 +166,12 @@ fn a_delta_rule_corrects_what_a_key_reads() {
                     let age = tokens - 1 - t;
                     if age < kept {
                         let at = outputs + ((age * sequences + i3) * heads + h) * n * n;
-                        want[at..at + n * n].copy_from_slice(&m);
+                        let slot = &mut want[at..at + n * n];
+                        if age > 0 && tokens > kept {
+                            slot.fill(UNDEFINED);
+                        } else {
+                            slot.copy_from_slice(&m);
+                        }
                     }
                 }
             }

@@ -257,8 +257,8 @@ fn users_of_vtcm(weights: Weights, offset: usize) -> Vec<(&'static str, Command)
         act: plain(1, APART as u64, [256, 512, 0]),
         dst: plain(2, offset as u64, [160, 320, 0]),
         ids: plain(1, 0, [8, 0, 0]),
-        slots: 2,
-        act_slots: 2,
+        slots: 1,
+        act_slots: 1,
         tokens: 3,
         dots: 2,
     };

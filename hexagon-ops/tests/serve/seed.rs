@@ -239,7 +239,7 @@ pub fn wide(kernel: u32, dtype: u32) -> WideOp {
             ],
         ),
         KERNEL_GATED_DELTA_NET => (
-            line(4 * S * 6 + 4 * S * S * 4),
+            line(4 * S * 6 + 4 * S * S * 6),
             &[
                 [S, 2, 3, 2],
                 [S, 2, 3, 1],
@@ -277,7 +277,8 @@ pub fn wide(kernel: u32, dtype: u32) -> WideOp {
         ..bytemuck::Zeroable::zeroed()
     };
     match kernel {
-        KERNEL_GATED_DELTA_NET => body.params[0] = 2,
+        // As many states as tokens: of fewer, ggml promises the last one only.
+        KERNEL_GATED_DELTA_NET => body.params[0] = 3,
         KERNEL_CONV_2D | KERNEL_CONV_2D_DW => body.params[..6].copy_from_slice(&[1, 1, 0, 0, 1, 1]),
         KERNEL_CONV_3D => {
             body.params[..10].copy_from_slice(&[1, 1, 1, 0, 0, 0, 1, 1, 1, 4]);
