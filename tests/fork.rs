@@ -83,6 +83,10 @@ fn child(buffers: &[*mut NpuBuffer], streams: &[*mut NpuBackend]) -> i32 {
 /// Python's servers fork: the child hung for ever in its first write of a weight.
 #[test]
 fn a_forked_process_is_refused_in_one_line_and_does_not_hang() {
+    for name in test_kit::foreign_variables() {
+        // SAFETY: the only thread that reads the environment.
+        unsafe { std::env::remove_var(name) };
+    }
     // SAFETY: the only thread that reads the environment.
     unsafe { std::env::set_var("GGML_RUST_NPU_SIM", "rk3588,hexagon-v75") };
     let host = NpuHost { log: Some(log) };

@@ -30,6 +30,10 @@ fn lines(log: impl FnOnce()) -> Vec<(u32, String)> {
 
 #[test]
 fn the_host_program_gets_the_lines_of_the_levels_it_asked_for() {
+    for name in test_kit::foreign_variables() {
+        // SAFETY: no other thread is there yet.
+        unsafe { std::env::remove_var(name) };
+    }
     // SAFETY: no other thread is there yet.
     unsafe { std::env::set_var("GGML_RUST_NPU_SIM", "rk3588") };
     let host = NpuHost { log: Some(take) };

@@ -1,11 +1,13 @@
-//! Shared by the tests of several crates: numbers from a seed, the distance between results, and
-//! the values that a C compiler finds in a header.
+//! Shared by the tests of several crates: numbers from a seed, the distance between results, the
+//! values that a C compiler finds in a header, and programs that see nothing of who starts a test.
 
 use std::env;
 
 mod header;
+mod surroundings;
 
 pub use header::Header;
+pub use surroundings::{command, foreign_variables};
 
 /// Pseudo-random numbers: the same seed gives the same numbers.
 // SOURCE: splitmix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.

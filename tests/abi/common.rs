@@ -56,6 +56,10 @@ pub fn start() {
     let devices = *STARTED.get_or_init(|| {
         log::set_logger(&Lines).unwrap();
         log::set_max_level(log::LevelFilter::Debug);
+        for name in test_kit::foreign_variables() {
+            // SAFETY: all tests wait here, and none reads the environment before.
+            unsafe { std::env::remove_var(name) };
+        }
         for (name, value) in [
             ("GGML_RUST_NPU_SIM", "rk3588,hexagon-v75"),
             ("GGML_RUST_NPU_SIM_COHERENCE", "strict"),

@@ -28,13 +28,7 @@ fn bench(chips: &str, settings: &Path, args: &[&str]) -> Output {
 }
 
 fn command(chips: &str, settings: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("GGML_RUST_NPU_") {
-            command.env_remove(name);
-        }
-    }
-    // Nothing of the user who runs the tests.
+    let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
     command.env("XDG_CONFIG_HOME", settings.parent().unwrap());
     command.env("GGML_RUST_NPU_SIM", chips);
     command.arg("bench").args(args);
@@ -368,7 +362,7 @@ fn what_is_wrong_is_one_clear_error() {
             "rk3588, rk3576",
         ],
     );
-    let output = Command::new(env!("CARGO_BIN_EXE_ggml-npu"))
+    let output = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"))
         .args(["bench"])
         .env("GGML_RUST_NPU_SIM", "rk3588")
         .env("GGML_RUST_NPU_DEVICES", "RKNPU9")

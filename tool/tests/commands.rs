@@ -5,14 +5,14 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use common::{Model, folder};
 use serde_json::Value;
 
 /// Runs the tool with nothing but `variables` in its environment.
 fn run(args: &[&str], variables: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
     command.args(args).env_clear();
     command.envs(variables.iter().copied()).output().unwrap()
 }
@@ -291,7 +291,7 @@ fn tables_of_embeddings_are_the_cpu_s_unless_they_are_the_head() {
 fn a_reader_that_stops_early_is_no_failure() {
     let path = folder("tool_pipe").join("f32.gguf");
     model(&path);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
     let command = command.arg("inspect").arg(&path).stdout(Stdio::piped());
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());

@@ -22,7 +22,7 @@ use common::folder;
 use decoder::written;
 
 fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
     command.args(args).output().unwrap()
 }
 
@@ -192,7 +192,7 @@ fn what_is_at_an_output_keeps_its_kind_and_its_permissions() {
 
     let script = "umask 027; exec \"$0\" \"$@\"";
     let new = at("new");
-    let done = Command::new("sh")
+    let done = test_kit::command("sh")
         .args([
             "-c",
             script,
@@ -231,7 +231,7 @@ fn settings_are_as_they_were_when_the_disk_is_full() {
                 m_v=0,pad=0): 852 runs - 1.0 us/run\n";
     fs::write(&times, line).unwrap();
     let script = "trap '' XFSZ; ulimit -f 1536; exec \"$0\" \"$@\"";
-    let done = Command::new("sh")
+    let done = test_kit::command("sh")
         .args([
             "-c",
             script,

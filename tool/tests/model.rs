@@ -19,7 +19,7 @@ const FEED: usize = 512;
 const KV_HEADS: usize = 2;
 
 fn tool(model: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
     command.arg("model").arg(model).args(args).output().unwrap()
 }
 
@@ -372,7 +372,7 @@ fn a_report_reckons_with_the_sequences_that_have_not_ended() {
     ];
     std::fs::write(&journal, lines.map(|line| line.to_string() + "\n").concat()).unwrap();
     let scale = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+        let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
         let output = command
             .args(["scale", "report"])
             .arg(&journal)

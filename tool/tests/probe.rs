@@ -4,7 +4,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use regex_lite::Regex;
 
@@ -20,7 +20,7 @@ const PERSON: [(&str, &str); 5] = [
 ];
 
 fn probe(variables: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
     command
         .args(["devices", "--probe"])
         .env_clear()
@@ -153,7 +153,7 @@ fn a_library_that_does_not_load_is_a_reason_without_the_home_folder() {
 fn variables_that_are_not_utf_8_are_shown_with_a_sign_for_each_wrong_byte() {
     let [home, wrong] =
         [&b"/srv/zaphod\xff"[..], b"/srv/zaphod\xff/\xff/lib"].map(OsStr::from_bytes);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
     command
         .args(["devices", "--probe"])
         .env_clear()

@@ -17,7 +17,7 @@ use ggml_rust_npu::packfile::Pack;
 use serde_json::Value as Json;
 
 fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
     command.args(args).env_clear().stdin(Stdio::null());
     command
 }

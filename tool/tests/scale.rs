@@ -16,7 +16,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use std::thread;
 use std::time::Instant;
 
@@ -65,7 +65,7 @@ fn server() -> String {
 }
 
 fn tool(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
     command.arg("scale").args(args).output().unwrap()
 }
 

@@ -3,20 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
 const TRACKS: [&str; 5] = ["host", "queue", "DMA", "vectors", "matrix unit"];
 
 fn tool(args: &[&str], env: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("GGML_RUST_NPU_") {
-            command.env_remove(name);
-        }
-    }
-    command.env("XDG_CONFIG_HOME", env!("CARGO_TARGET_TMPDIR"));
+    let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
     let output = command.args(args).envs(env.iter().copied()).output();
     output.unwrap()
 }

@@ -1,18 +1,23 @@
 //! Interrupts the tool while it writes an output.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![expect(unsafe_code, reason = "sends signals")]
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// Runs the tool once for each signal that ends it and sends the signal as soon as `folder` has a third file, which is the
 /// unfinished output: the tool must say so, remove it and leave `output` as it was.
 pub fn leaves_nothing(args: &[&str], folder: &Path, output: &Path) {
     fs::write(output, "the old one").unwrap();
-    for signal in ["INT", "TERM", "HUP"] {
+    for (signal, number) in [
+        ("INT", libc::SIGINT),
+        ("TERM", libc::SIGTERM),
+        ("HUP", libc::SIGHUP),
+    ] {
         // A shell's background jobs ignore SIGINT, and the tool respects that: the test must not depend on who started it.
-        let mut child = Command::new("env")
+        let mut child = test_kit::command("env")
             .args([
                 &format!("--default-signal={signal}"),
                 env!("CARGO_BIN_EXE_ggml-npu"),
@@ -32,10 +37,9 @@ pub fn leaves_nothing(args: &[&str], folder: &Path, output: &Path) {
             assert!(child.try_wait().unwrap().is_none(), "it ended early");
             std::thread::sleep(Duration::from_millis(1));
         }
-        let kill = Command::new("kill")
-            .args(["-s", signal, &child.id().to_string()])
-            .status();
-        assert!(kill.unwrap().success());
+        let process = i32::try_from(child.id()).unwrap();
+        // SAFETY: `kill` uses no memory. The child was not waited for, so the number is not another process's.
+        assert_eq!(unsafe { libc::kill(process, number) }, 0, "{signal}");
         let done = child.wait_with_output().unwrap();
         let errors = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(130), "{signal}: {errors}");

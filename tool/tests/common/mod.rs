@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use ggml_rust_npu::gguf::{GgmlType, Header, TensorPlan, Value, Writer};
 use half::{bf16, f16};
@@ -102,7 +102,7 @@ pub fn folder(name: &str) -> PathBuf {
 
 /// Runs `ggml-npu quantize`.
 pub fn run(from: &Path, to: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
     let command = command
         .arg("quantize")
         .arg(from)

@@ -1,7 +1,5 @@
 //! Low-power blocks in the files of a model.
 
-use std::process::Command;
-
 use ggml_rust_npu::gguf::{File, GgmlType};
 use ggml_rust_npu::packfile::Pack;
 use half::f16;
@@ -130,7 +128,7 @@ fn rockchip_packs_low_power_rows_without_loss_by_the_rule_int8_plain() {
     let errors = |args: &[&str], rule: &str| -> Vec<(String, f64)> {
         quantize(&from, &model, args);
         let tool = |args: &[&str]| {
-            let output = Command::new(env!("CARGO_BIN_EXE_ggml-npu"))
+            let output = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"))
                 .args(args)
                 .env("GGML_RUST_NPU_RULES", rule)
                 .output()

@@ -1,7 +1,5 @@
 //! Groups of 2 × 16 weights of 4 or 8 bits in a pack beside the model.
 
-use std::process::Command;
-
 use ggml_rust_npu::gguf::File;
 use ggml_rust_npu::packfile::{Pack, SourceHash, sampled};
 use half::f16;
@@ -122,7 +120,7 @@ fn grouped(
 
     let pack = model.with_extension("groups.npu");
     let inspect = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+        let mut command = test_kit::command(env!("CARGO_BIN_EXE_ggml-npu"));
         command
             .arg("inspect")
             .arg(&pack)

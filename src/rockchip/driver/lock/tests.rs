@@ -188,8 +188,9 @@ fn in_namespace(setup: &str) -> Option<Command> {
     }
     let exe = own_program()?;
     let mut command = Command::new("unshare");
-    let script = format!("{setup}\nexec {} \"$@\"", exe.display());
-    command.args(["--mount", "sh", "-ec", &script, "sh"]);
+    // The path may have a space.
+    let script = format!("{setup}\nexec \"$0\" \"$@\"");
+    command.args(["--mount", "sh", "-ec", &script]).arg(exe);
     Some(command)
 }
 
