@@ -1,6 +1,7 @@
 """Packages of a suite of Debian, unpacked in a folder and never installed, by an apt that keeps everything in target/.
 
-apt checks each file against the archive's signature. The sums of the packages that a check is about are pinned, too.
+apt checks each file against the archive's signature. The sums of the packages that a check is about are pinned, too, so a
+list that a mirror has not refreshed for longer than its signature promises is as good as a new one.
 """
 
 import os
@@ -57,31 +58,37 @@ def unpack(root, suite, architecture, pinned, others):
     return root
 
 
+def mirrors():
+    """The mirrors of Debian that this machine's own sources name."""
+    targets = subprocess.run(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(REPO_URI)|$(COMPONENT)|$(CODENAME)",
+                              "Created-By: Packages"], stdout=subprocess.PIPE, text=True, check=False).stdout
+    rows = [line.split("|") for line in targets.splitlines()]
+    found = [row[1] for row in rows if row[0] == "Debian" and row[2] == "main" and "-" not in row[3]]
+    if not found:
+        raise Missing("apt's sources name no mirror of Debian (apt-get update makes them known)")
+    return found
+
+
 def environment(suite, architecture):
     """An apt that knows one suite and architecture; where it downloads to.
 
     Mirror and key are those that this machine's own sources name for Debian.
     """
-    targets = subprocess.run(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(REPO_URI)|$(COMPONENT)|$(CODENAME)",
-                              "Created-By: Packages"], stdout=subprocess.PIPE, text=True, check=False).stdout
-    rows = [line.split("|") for line in targets.splitlines()]
-    mirrors = [row[1] for row in rows if row[0] == "Debian" and row[2] == "main" and "-" not in row[3]]
-    if not mirrors:
-        raise Missing("apt's sources name no mirror of Debian (apt-get update makes them known)")
+    mirror = mirrors()[0]
     folder = TARGET / "apt" / architecture
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("state/lists/partial", "cache/archives/partial", "parts", "files"):
         (folder / name).mkdir(parents=True)
     (folder / "status").touch()
     options = f"arch={architecture} signed-by={KEYRING}" if KEYRING.exists() else f"arch={architecture}"
-    (folder / "sources.list").write_text(f"deb [{options}] {mirrors[0]} {suite} main contrib\n", encoding="utf-8")
+    (folder / "sources.list").write_text(f"deb [{options}] {mirror} {suite} main contrib\n", encoding="utf-8")
     settings = {"Dir::State": "state", "Dir::State::status": "status", "Dir::Cache": "cache",
                 "Dir::Etc::sourcelist": "sources.list", "Dir::Etc::sourceparts": "parts",
                 "Dir::Etc::preferencesparts": "parts"}
     lines = [f'{key} "{folder / value}";' for key, value in settings.items()]
     # Anyone may read the files, so no other user is needed to fetch them.
     lines += [f'APT::Architecture "{architecture}";', f'APT::Architectures {{ "{architecture}"; }};',
-              'Acquire::Languages "none";', 'APT::Sandbox::User "";',
+              'Acquire::Check-Valid-Until "false";', 'Acquire::Languages "none";', 'APT::Sandbox::User "";',
               'Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";',
               'Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";']
     (folder / "apt.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
