@@ -11,12 +11,14 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch tool plugin stock dist dist-check vendor
+.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch tool plugin stock dist dist-check vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
 	@echo "make test   everything that a change must pass; the last line counts it"
 	@echo "make test-all  make test with every case of every chip, make dsp and make hostile; hours, before a release"
+	@echo "make test-anywhere  the quick part of make test in other folders, as another user, with nonsense variables, in a bare"
+	@echo "            Debian; ROWS=name: one of folder path user home variables bare"
 	@echo "make long   end-to-end tests with gemma-3-270m, TinyLlama-1.1B (needs npm) and long texts on the simulated V75"
 	@echo "make unit   the Rust tests alone: no network, no llama.cpp"
 	@echo "make lint   format and lints of Rust, Python and C, and the documentation of the code"
@@ -60,8 +62,12 @@ test:
 test-all: hostile dsp
 	@$(PYTHON) scripts/test.py everything
 
+test-anywhere:
+	@$(PYTHON) scripts/anywhere.py $(ROWS)
+
+# Variables of whoever types it that change what the backend does. Those that the scripts start are without them, too.
 unit:
-	@cargo test --locked --workspace --no-fail-fast
+	@env $(addprefix -u ,$(filter GGML_% LLAMA_% OMP_%,$(.VARIABLES))) cargo test --locked --workspace --no-fail-fast
 
 lint:
 	@$(PYTHON) scripts/test.py format lint

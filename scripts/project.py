@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -131,12 +132,33 @@ def tool_env():
     return env
 
 
+# Variables that change what llama.cpp's programs, ggml, OpenMP or this backend do. Two of them are settings of the scripts.
+FOREIGN = re.compile(r"(?!LLAMA_CPP_DIR$|GGML_RUST_NPU_LIB$)(GGML|LLAMA|OMP|GOMP|KMP)_.*")
+
+
+def is_foreign(name):
+    """Returns True if a variable of whoever starts a test would change its result."""
+    return bool(FOREIGN.fullmatch(name))
+
+
+def settle():
+    """Makes this process, and what it starts, independent of who started it: of variables that are set, of the language of
+    messages, of the time zone, and of the permissions that new files have."""
+    for name in filter(is_foreign, list(os.environ)):
+        del os.environ[name]
+    os.environ.pop("LANGUAGE", None)
+    os.environ.update(LC_ALL="C.UTF-8", TZ="UTC0")
+    os.umask(0o022)
+
+
 def cpu_env(**settings):
-    """The environment for a run without NPU: none of this project's variables but `settings`."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GGML_RUST_NPU_")}
+    """The environment for a run without NPU: `settings`, and no other variable or file of settings that changes the run."""
+    env = {name: value for name, value in os.environ.items() if not is_foreign(name)}
     # Idle threads of the CPU backend sleep. By default they spin, and on a busy machine, or one that simulates the NPU
     # on the same cores, they take time from the working threads.
-    env.setdefault("OMP_WAIT_POLICY", "passive")
+    env["OMP_WAIT_POLICY"] = "passive"
+    # The user's ggml-rust-npu.conf is not there.
+    env["XDG_CONFIG_HOME"] = str(TARGET / "no-settings")
     env.update(settings)
     return env
 

@@ -29,7 +29,7 @@ import project
 import vendor
 import vendor_rknn
 from project import (DEVICE, HEXAGON, JOBS, LOGS, ROOT, SIMULATED, TARGET, Problem, cpu_env, device_env, device_of, main_with,
-                     print_tail, say, tool_env)
+                     print_tail, say, settle, tool_env)
 
 # The least numbers of tests and of OK cases, within 2 % of the real ones: fewer would mean that some were lost.
 FLOORS = {
@@ -382,25 +382,56 @@ def step_release(tally):
     tally.check(True, "two builds")
 
 
-def end_to_end(tally, pattern, jobs):
-    """Runs the files of tests of a pattern. As many tests as `FLOORS` says must be there."""
+E2E = ROOT / "tests" / "e2e"
+# Seconds that each file of tests took when it last ran.
+SECONDS = LOGS / "e2e-seconds.json"
+# Files that took longer are not part of `quick`, but for these tests of them, which read what programs say of where they run.
+QUICK_S = 60
+ALWAYS = ["test_stock.Debian.test_devices_are_listed", "test_stock.Debian.test_wrong_settings_are_said_in_one_line"]
+
+
+def last_seconds():
+    return json.loads(SECONDS.read_text(encoding="utf-8")) if SECONDS.exists() else {}
+
+
+def quick_tests(seconds, files):
+    """Returns those of `files` that are quick, and tests of others; a file that never ran may be."""
+    quick = [name for name in files if seconds.get(name, 0) < QUICK_S]
+    return quick + [test for test in ALWAYS if test.partition(".")[0] not in quick]
+
+
+def step_quick(tally):
+    """What scripts/anywhere.py runs: all Rust tests, and tests/e2e but for files that take longer than a minute. QUICK_E2E
+    names files, or tests, to run in their place."""
+    step_cargo(tally)
+    named, seconds = os.environ.get("QUICK_E2E"), last_seconds()
+    names = named.split(",") if named else quick_tests(seconds, sorted(file.stem for file in E2E.glob("test_*.py")))
+    slow = [f"{name} ({taken:.0f} s)" for name, taken in sorted(seconds.items()) if name not in names and taken >= QUICK_S]
+    print(f"   {len(names)} of tests/e2e; not {', '.join(slow) or 'those that another run finds to take a minute'}", flush=True)
+    end_to_end(tally, "test_*.py", JOBS, names)
+
+
+def end_to_end(tally, pattern, jobs, names=None):
+    """Runs the files of tests of a pattern; as many tests as `FLOORS` says must be there. Or runs the named ones."""
     fetch.model()
     fetch.text()
-    folder, found = ROOT / "tests" / "e2e", 0
+    found, taken = 0, {}
 
-    def run(file):
+    def run(name):
         began = time.monotonic()
-        code, text, log = capture(f"e2e-{file.stem}", [sys.executable, folder / "run.py", file.stem], dict(os.environ), folder)
-        return file.stem, code, text.splitlines(), log, time.monotonic() - began
+        code, text, log = capture(f"e2e-{name}", [sys.executable, E2E / "run.py", name], dict(os.environ), E2E)
+        return name, code, text.splitlines(), log, time.monotonic() - began
 
     with ThreadPoolExecutor(jobs) as pool:
-        for name, code, lines, log, seconds in pool.map(run, sorted(folder.glob(pattern))):
+        for name, code, lines, log, seconds in pool.map(run, names or sorted(file.stem for file in E2E.glob(pattern))):
             if code != 0:
                 print_tail(log)
                 tally.fail(name, f"code {code}, output in target/logs/{log.name}")
                 continue
             result = json.loads(lines.pop())
             found += result["found"]
+            if result["found"] and "." not in name:
+                taken[name] = round(seconds)
             tally.passed += result["passed"]
             for test, trace in result["failed"]:
                 tally.fail(test, trace.strip().splitlines()[-1])
@@ -409,7 +440,9 @@ def end_to_end(tally, pattern, jobs):
             for line in lines:
                 print(f"   {line}")
             print(f"   {name}: {result['passed']} tests passed in {seconds:.0f} s", flush=True)
-    if found < FLOORS[pattern]:
+    SECONDS.parent.mkdir(parents=True, exist_ok=True)
+    SECONDS.write_text(json.dumps(last_seconds() | taken), encoding="utf-8")
+    if names is None and found < FLOORS[pattern]:
         tally.fail(f"number of tests in {pattern}", f"{found} found, at least {FLOORS[pattern]} are there")
 
 
@@ -428,10 +461,11 @@ STEPS = {
 
 # Not part of `make test`: too long for it.
 EXTRA_STEPS = {"all-ops": step_all_ops, "thread-ops": step_thread_ops, "archs": step_archs, "long": step_long,
-               "stock": step_stock, "release": step_release, "all-vendor": vendor.check_all, "rknn-vendor": vendor_rknn.check}
+               "quick": step_quick, "stock": step_stock, "release": step_release, "all-vendor": vendor.check_all,
+               "rknn-vendor": vendor_rknn.check}
 
 # Left out of `make test-all`: what another step has all cases of, and what takes a licence to accept.
-PARTS_OF_OTHERS = ["ops", "vendor", "rknn-vendor"]
+PARTS_OF_OTHERS = ["ops", "vendor", "rknn-vendor", "quick"]
 
 
 def build_beside(background):
@@ -447,6 +481,7 @@ def build_beside(background):
 
 
 def main():
+    settle()
     names = sys.argv[1:] or list(STEPS)
     if names == ["everything"]:
         names = [name for name in STEPS | EXTRA_STEPS if name not in PARTS_OF_OTHERS]

@@ -17,8 +17,12 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "scripts"))
 
 import models
+import project
 from project import (DEVICE, HEXAGON, HEXAGON_DEVICE, LOGS, SIMULATED, binary, cpu_env,  # noqa: F401
                      device_env)
+
+# Each file of tests imports this one before it starts anything.
+project.settle()
 
 # The model that the checks run on.
 KIND = "Q8_0"
@@ -28,6 +32,16 @@ TIMEOUT_S = 300
 
 # Log lines start with their level: E, W, I or D.
 PLAIN_LOG = ["--log-prefix", "--no-log-timestamps"]
+
+
+def listed_devices(text):
+    """The names of this backend's devices in what `--list-devices` shows. A path in the text may have any of them."""
+    return re.findall(r"^ *((?:HEX|RKNPU)\d+): ", text, re.M)
+
+
+def our_lines(text):
+    """The lines of this project's backend in a log without PLAIN_LOG."""
+    return [line for line in text.splitlines() if line.startswith("ggml-rust-npu: ")]
 
 
 class Done(NamedTuple):
@@ -184,13 +198,61 @@ def server(model, env, *args, name="server", program=None, cwd=None):
     try:
         wait_until_ready(port, process, log)
         yield Server(port, process, log)
-        process.terminate()
-        code = process.wait(30)
+        code = terminate(process)
         if code not in (0, -signal.SIGTERM):
             raise AssertionError(f"llama-server ended with code {code}: {log.read_text()[-2000:]}")
     finally:
         process.kill()
         process.wait()
+
+
+# Seconds that a server has to end, and that its main thread must have slept before it is told to.
+END_S, ASLEEP_S = 30, 0.05
+
+
+def terminate(process):
+    """Ends llama-server with SIGTERM; returns its exit code.
+
+    Its handler locks the mutex of its queue. If the signal interrupts the main thread while that holds the mutex, as it does in
+    the instant after an answer, the handler waits for its own thread for ever. So the signal is sent when the main thread has
+    slept for a while: it waits for a task then, which releases the mutex. Every second it looks for one, so the hang is
+    possible still; it is recognized by the signal that the main thread blocks for as long as the handler runs, and no failure.
+    """
+    wait_until_asleep(process)
+    process.terminate()
+    try:
+        return process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        if not is_in_handler(process.pid, signal.SIGTERM):
+            raise
+    print(f"   llama-server hangs in its own signal handler, a fault of llama.cpp: killed after {END_S} s", flush=True)
+    process.kill()
+    process.wait()
+    return -signal.SIGTERM
+
+
+def main_thread(pid):
+    """What the system tells of a process's main thread: {name: text}."""
+    lines = Path(f"/proc/{pid}/task/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
+
+
+def wait_until_asleep(process):
+    """Waits until the main thread of a process has slept for ASLEEP_S, or is gone, but no longer than END_S."""
+    deadline, before = time.monotonic() + END_S, None
+    while process.poll() is None and time.monotonic() < deadline:
+        now = main_thread(process.pid)
+        # A thread that ran in between has been switched to, and away from.
+        switches = [now["voluntary_ctxt_switches"], now["nonvoluntary_ctxt_switches"]]
+        if now["State"].startswith("S") and switches == before:
+            return
+        before = switches
+        time.sleep(ASLEEP_S)
+
+
+def is_in_handler(pid, number):
+    """Returns True if the main thread of a process runs its handler of a signal."""
+    return bool(int(main_thread(pid)["SigBlk"], 16) >> (number - 1) & 1)
 
 
 def wait_until_ready(port, process, log):

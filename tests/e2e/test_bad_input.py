@@ -5,7 +5,7 @@ import tempfile
 import urllib.error
 from pathlib import Path
 
-from harness import DEVICE, Case, cpu_env, device_env, server
+from harness import DEVICE, Case, cpu_env, device_env, our_lines, server
 
 PROMPT = "The sea is"
 TOKENS = 8
@@ -79,8 +79,7 @@ class BadInput(Case):
                 # nobody knows what the failed call left behind.
                 done = self.bench(self.model(), GGML_RUST_NPU_SIM_FAULTS=fault)
                 self.assertNotEqual(done.code, 0, "the run succeeded")
-                causes = [line for line in done.log.splitlines()
-                          if line.startswith("ggml-rust-npu: ") and fault.split(":")[0] in line]
+                causes = [line for line in our_lines(done.log) if fault.split(":")[0] in line]
                 self.assertEqual(len(causes), 1, done.log[-2000:])
                 self.assertIn("MUL_MAT", causes[0])
 
