@@ -18,7 +18,7 @@ const FETCHED: [&str; 2] = [
 const APIS: [u32; 2] = [2, 3];
 
 /// The names that the glue's files share: each copy of the glue needs its own.
-const SHARED_NAMES: [&str; 12] = [
+const SHARED_NAMES: [&str; 14] = [
     "ggml_backend_rust_npu_reg",
     "glue_backend_new",
     "glue_backend_set_n_threads",
@@ -30,10 +30,12 @@ const SHARED_NAMES: [&str; 12] = [
     "glue_is_ours",
     "glue_mark_cpu_reader",
     "glue_node",
+    "glue_params_are_known",
+    "glue_prove_params",
     "glue_tensor",
 ];
 
-const GLUE: [&str; 4] = ["reg.c", "buffer.c", "graph.c", "differs.c"];
+const GLUE: [&str; 5] = ["reg.c", "buffer.c", "graph.c", "params.c", "differs.c"];
 
 /// Returns a folder with ggml's sources for each version of the API that has one.
 fn headers(root: &Path) -> BTreeMap<u32, PathBuf> {

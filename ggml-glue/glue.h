@@ -78,6 +78,17 @@ ggml_backend_t glue_backend_new(struct glue_device *device);
 // Sets the number of threads with which the CPU computes its nodes of graphs.
 void glue_backend_set_n_threads(ggml_backend_t backend, int n_threads);
 
+// params.c
+
+// Finds out which operations of a ggml that is newer than the glue keep their
+// parameters where the glue reads them. Called at most once, before the first
+// device is asked; without it all do.
+void glue_prove_params(void);
+
+// Returns true if the parameters of `op` lie where the glue reads them, or if it
+// has none.
+bool glue_params_are_known(const struct ggml_tensor *op);
+
 // differs.c
 
 // Compares ggml's structs and numbers with those that the glue was compiled

@@ -95,7 +95,8 @@ static bool device_supports_op(ggml_backend_dev_t dev,
   struct glue_device *device = glue_device_of(dev);
   const bool of_slices = glue_is_of_slices(device, op);
   npu_node node;
-  const bool described = glue_node(device, op, false, &node);
+  const bool described =
+      glue_params_are_known(op) && glue_node(device, op, false, &node);
   if (described && npu_supports_op(device->index, &node)) {
     return true;
   }

@@ -1,5 +1,7 @@
 //! The versions of ggml that the glue was written for, and the lines that refuse others.
 
+use crate::config::NewerGgml;
+
 /// Minor versions of ggml 0.x with the backend API 2. The numbers of operations are those of the
 /// headers from 0.21 on.
 // SOURCE: ggml.h and ggml-backend-impl.h of ggml 0.21.0, 0.25.1 and 0.25.3.
@@ -18,11 +20,22 @@ pub enum Api {
     Three,
 }
 
-/// Returns the API of a version of ggml such as `0.25.3`.
+/// How a version of ggml relates to those that the glue was written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// One of them.
+    Known(Api),
+    /// A newer one. It may have this API: ggml itself refuses a backend of another one.
+    Newer(Api),
+}
+
+/// Returns how well a version of ggml such as `0.25.3` is known.
+///
+/// - `newer`: what the user wants of a version that is newer than the known ones
 ///
 /// # Errors
-/// A line for the user if the version is not known.
-pub fn api_of(version: &str) -> Result<Api, String> {
+/// A line for the user if the version is too old, newer against the user's wish, or no version.
+pub fn fit_of(version: &str, newer: NewerGgml) -> Result<Fit, String> {
     let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
     let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
         return Err(format!(
@@ -31,17 +44,29 @@ pub fn api_of(version: &str) -> Result<Api, String> {
         ));
     };
     match (major, minor) {
-        (0, minor) if API_2.contains(&minor) => Ok(Api::Two),
-        (0, minor) if API_3.contains(&minor) => Ok(Api::Three),
+        (0, minor) if API_2.contains(&minor) => Ok(Fit::Known(Api::Two)),
+        (0, minor) if API_3.contains(&minor) => Ok(Fit::Known(Api::Three)),
         (0, minor) if minor < *API_2.start() => Err(format!(
             "this program has ggml {version}, which is too old for {}: install a newer version of the program; {KNOWN}",
             ours()
         )),
+        _ if newer == NewerGgml::Probe => Ok(Fit::Newer(Api::Three)),
         _ => Err(format!(
-            "this program has ggml {version}, which is newer than {} knows: install a newer ggml-rust-npu; {KNOWN}",
+            "this program has ggml {version}, which is newer than {} knows: install a newer ggml-rust-npu, or unset \
+             GGML_RUST_NPU_GGML; {KNOWN}",
             ours()
         )),
     }
+}
+
+/// Returns the warning about a ggml that is newer than the known ones and is used all the same.
+pub fn newer_line(version: &str) -> String {
+    format!(
+        "this program has ggml {version}, which is newer than {} knows ({KNOWN}): what was asked of it agrees, so its \
+         devices are used, and operations that cannot be asked about are left to the CPU; GGML_RUST_NPU_GGML=strict \
+         refuses such versions",
+        ours()
+    )
 }
 
 /// The range of versions, for lines that refuse another one.
@@ -58,11 +83,41 @@ mod tests {
 
     #[test]
     fn known_versions_have_an_api() {
-        for version in ["0.21.0", "0.25.1", "0.25.3", "0.25.3-dev"] {
-            assert_eq!(api_of(version), Ok(Api::Two), "{version}");
+        for newer in [NewerGgml::Probe, NewerGgml::Strict] {
+            for version in ["0.21.0", "0.25.1", "0.25.3", "0.25.3-dev"] {
+                assert_eq!(
+                    fit_of(version, newer),
+                    Ok(Fit::Known(Api::Two)),
+                    "{version}"
+                );
+            }
+            for version in ["0.26.0", "0.27.0", "0.27"] {
+                assert_eq!(
+                    fit_of(version, newer),
+                    Ok(Fit::Known(Api::Three)),
+                    "{version}"
+                );
+            }
         }
-        for version in ["0.26.0", "0.27.0", "0.27"] {
-            assert_eq!(api_of(version), Ok(Api::Three), "{version}");
+    }
+
+    #[test]
+    fn newer_versions_are_used_after_a_warning_with_both_versions() {
+        for version in ["0.28.0", "0.100.0", "1.0.0", "1.21.0"] {
+            assert_eq!(
+                fit_of(version, NewerGgml::Probe),
+                Ok(Fit::Newer(Api::Three)),
+                "{version}"
+            );
+            let line = newer_line(version);
+            for word in [
+                version,
+                env!("CARGO_PKG_VERSION"),
+                KNOWN,
+                "GGML_RUST_NPU_GGML=strict",
+            ] {
+                assert!(line.contains(word), "{line}");
+            }
         }
     }
 
@@ -71,12 +126,18 @@ mod tests {
         for (version, remedy) in [
             ("0.13.1", "a newer version of the program"),
             ("0.20.9", "a newer version of the program"),
-            ("0.28.0", "a newer ggml-rust-npu"),
-            ("1.21.0", "a newer ggml-rust-npu"),
+            (
+                "0.28.0",
+                "a newer ggml-rust-npu, or unset GGML_RUST_NPU_GGML",
+            ),
+            (
+                "1.21.0",
+                "a newer ggml-rust-npu, or unset GGML_RUST_NPU_GGML",
+            ),
             ("", "cannot read"),
             ("v0.21", "cannot read"),
         ] {
-            let line = api_of(version).expect_err(version);
+            let line = fit_of(version, NewerGgml::Strict).expect_err(version);
             assert!(line.contains(version) && line.contains(remedy), "{line}");
             assert!(line.contains(env!("CARGO_PKG_VERSION")), "{line}");
         }

@@ -7,7 +7,8 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use crate::ggml_version::{Api, KNOWN, api_of, ours};
+use crate::config::Config;
+use crate::ggml_version::{Api, Fit, KNOWN, fit_of, newer_line, ours};
 
 unsafe extern "C" {
     safe fn ggml_version() -> *const c_char;
@@ -22,17 +23,20 @@ pub struct UnfitGgml(String);
 /// The functions of the glue that was compiled for one version of ggml's backend API.
 struct Glue {
     differs: unsafe extern "C" fn() -> *const c_char,
+    prove_params: unsafe extern "C" fn(),
     entry: unsafe extern "C" fn() -> *mut c_void,
 }
 
 macro_rules! glue {
-    ($differs:ident, $entry:ident) => {{
+    ($differs:ident, $prove_params:ident, $entry:ident) => {{
         unsafe extern "C" {
             fn $differs() -> *const c_char;
+            fn $prove_params();
             fn $entry() -> *mut c_void;
         }
         Some(Glue {
             differs: $differs,
+            prove_params: $prove_params,
             entry: $entry,
         })
     }};
@@ -43,9 +47,17 @@ impl Glue {
     fn of(api: Api) -> Option<Self> {
         match api {
             #[cfg(glue_api2)]
-            Api::Two => glue!(glue_differs_api2, ggml_backend_rust_npu_reg_api2),
+            Api::Two => glue!(
+                glue_differs_api2,
+                glue_prove_params_api2,
+                ggml_backend_rust_npu_reg_api2
+            ),
             #[cfg(glue_api3)]
-            Api::Three => glue!(glue_differs_api3, ggml_backend_rust_npu_reg_api3),
+            Api::Three => glue!(
+                glue_differs_api3,
+                glue_prove_params_api3,
+                ggml_backend_rust_npu_reg_api3
+            ),
             #[cfg(not(all(glue_api2, glue_api3)))]
             _ => None,
         }
@@ -70,7 +82,11 @@ pub fn register() -> Result<(), UnfitGgml> {
 fn register_once() -> Result<(), UnfitGgml> {
     // SAFETY: a constant that ends in NUL.
     let version = unsafe { CStr::from_ptr(ggml_version()) }.to_string_lossy();
-    let api = api_of(&version).map_err(UnfitGgml)?;
+    let config = Config::from_env().map_err(|error| UnfitGgml(error.to_string()))?;
+    let (api, is_newer) = match fit_of(&version, config.ggml).map_err(UnfitGgml)? {
+        Fit::Known(api) => (api, false),
+        Fit::Newer(api) => (api, true),
+    };
     let glue = Glue::of(api).ok_or_else(|| {
         UnfitGgml(format!(
             "{} was built without the headers of ggml {version}: set GGML_INCLUDE to the sources of this program's \
@@ -84,9 +100,14 @@ fn register_once() -> Result<(), UnfitGgml> {
         // SAFETY: a constant that ends in NUL.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
         return Err(UnfitGgml(format!(
-            "this program's ggml {version} has another {name} than ggml {version} of {} had; {KNOWN}",
+            "this program's ggml {version} has another {name} than {} knows; {KNOWN}",
             ours()
         )));
+    }
+    if is_newer {
+        log::warn!("{}", newer_line(&version));
+        // SAFETY: as above; the structs agree.
+        unsafe { (glue.prove_params)() };
     }
     // SAFETY: as above; the structs agree.
     let entry = unsafe { (glue.entry)() };

@@ -51,6 +51,66 @@
     (struct ggml_context * ctx, struct ggml_tensor * a,                        \
      struct ggml_tensor * b),                                                  \
     (ctx, a, b))                                                               \
+  X(struct ggml_tensor *, ggml_new_tensor_4d,                                  \
+    (struct ggml_context * ctx, enum ggml_type type, int64_t ne0,              \
+     int64_t ne1, int64_t ne2, int64_t ne3),                                   \
+    (ctx, type, ne0, ne1, ne2, ne3))                                           \
+  X(struct ggml_tensor *, ggml_norm,                                           \
+    (struct ggml_context * ctx, struct ggml_tensor * a, float eps),            \
+    (ctx, a, eps))                                                             \
+  X(struct ggml_tensor *, ggml_rms_norm,                                       \
+    (struct ggml_context * ctx, struct ggml_tensor * a, float eps),            \
+    (ctx, a, eps))                                                             \
+  X(struct ggml_tensor *, ggml_l2_norm,                                        \
+    (struct ggml_context * ctx, struct ggml_tensor * a, float eps),            \
+    (ctx, a, eps))                                                             \
+  X(struct ggml_tensor *, ggml_scale_bias,                                     \
+    (struct ggml_context * ctx, struct ggml_tensor * a, float s, float b),     \
+    (ctx, a, s, b))                                                            \
+  X(struct ggml_tensor *, ggml_clamp,                                          \
+    (struct ggml_context * ctx, struct ggml_tensor * a, float min, float max), \
+    (ctx, a, min, max))                                                        \
+  X(struct ggml_tensor *, ggml_concat,                                         \
+    (struct ggml_context * ctx, struct ggml_tensor * a,                        \
+     struct ggml_tensor * b, int dim),                                         \
+    (ctx, a, b, dim))                                                          \
+  X(struct ggml_tensor *, ggml_argsort,                                        \
+    (struct ggml_context * ctx, struct ggml_tensor * a,                        \
+     enum ggml_sort_order order),                                              \
+    (ctx, a, order))                                                           \
+  X(struct ggml_tensor *, ggml_soft_max_ext,                                   \
+    (struct ggml_context * ctx, struct ggml_tensor * a,                        \
+     struct ggml_tensor * mask, float scale, float max_bias),                  \
+    (ctx, a, mask, scale, max_bias))                                           \
+  X(struct ggml_tensor *, ggml_glu,                                            \
+    (struct ggml_context * ctx, struct ggml_tensor * a, enum ggml_glu_op op,   \
+     bool swapped),                                                            \
+    (ctx, a, op, swapped))                                                     \
+  X(struct ggml_tensor *, ggml_swiglu_oai,                                     \
+    (struct ggml_context * ctx, struct ggml_tensor * a,                        \
+     struct ggml_tensor * b, float alpha, float limit),                        \
+    (ctx, a, b, alpha, limit))                                                 \
+  X(struct ggml_tensor *, ggml_rope_multi,                                     \
+    (struct ggml_context * ctx, struct ggml_tensor * a,                        \
+     struct ggml_tensor * b, struct ggml_tensor * c, int n_dims,               \
+     int sections[GGML_MROPE_SECTIONS], int mode, int n_ctx_orig,              \
+     float freq_base, float freq_scale, float ext_factor, float attn_factor,   \
+     float beta_fast, float beta_slow),                                        \
+    (ctx, a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale,  \
+     ext_factor, attn_factor, beta_fast, beta_slow))                           \
+  X(struct ggml_tensor *, ggml_rope_ext,                                       \
+    (struct ggml_context * ctx, struct ggml_tensor * a,                        \
+     struct ggml_tensor * b, struct ggml_tensor * c, int n_dims, int mode,     \
+     int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,      \
+     float attn_factor, float beta_fast, float beta_slow),                     \
+    (ctx, a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale,            \
+     ext_factor, attn_factor, beta_fast, beta_slow))                           \
+  X(struct ggml_tensor *, ggml_flash_attn_ext,                                 \
+    (struct ggml_context * ctx, struct ggml_tensor * q,                        \
+     struct ggml_tensor * k, struct ggml_tensor * v,                           \
+     struct ggml_tensor * mask, float scale, float max_bias,                   \
+     float logit_softcap),                                                     \
+    (ctx, q, k, v, mask, scale, max_bias, logit_softcap))                      \
   X(struct ggml_tensor *, ggml_silu,                                           \
     (struct ggml_context * ctx, struct ggml_tensor * a), (ctx, a))             \
   X(struct ggml_tensor *, ggml_view_1d,                                        \
@@ -98,8 +158,10 @@
   X(, ggml_abort, , )                                                          \
   X(, ggml_log_internal, , )
 
-// In the library above the one with all the others.
+// The first is newer than the oldest ggml that the plugin works with; the others
+// are in the library above the one with all the others.
 #define OPTIONAL_IMPORTS(X)                                                    \
+  X(, ggml_prec_set_acc, , )                                                   \
   X(, ggml_backend_dev_by_type, , )                                            \
   X(, ggml_backend_init_by_type, , )
 
@@ -148,6 +210,10 @@ void plugin_import_set(size_t index, void *address) {
 
 IMPORTS(DEFINE)
 VOID_IMPORTS(DEFINE_VOID)
+
+bool ggml_prec_set_acc(struct ggml_tensor *a, enum ggml_prec prec) {
+  return host.ggml_prec_set_acc != NULL && host.ggml_prec_set_acc(a, prec);
+}
 
 ggml_backend_dev_t ggml_backend_dev_by_type(enum ggml_backend_dev_type type) {
   return host.ggml_backend_dev_by_type == NULL

@@ -13,6 +13,8 @@ unsafe extern "C" {
     fn plugin_import_set(index: usize, address: *mut c_void);
     fn glue_differs_api2() -> *const c_char;
     fn glue_differs_api3() -> *const c_char;
+    fn glue_prove_params_api2();
+    fn glue_prove_params_api3();
     fn ggml_backend_rust_npu_reg_api2() -> *mut c_void;
     fn ggml_backend_rust_npu_reg_api3() -> *mut c_void;
 }
@@ -76,6 +78,16 @@ pub fn differs(api: Api) -> Option<String> {
     // SAFETY: a constant that ends in NUL.
     let name = unsafe { CStr::from_ptr(name) };
     Some(name.to_string_lossy().into_owned())
+}
+
+/// Asks the program's ggml where operations keep their parameters. `differs` comes first.
+pub fn prove_params(api: Api) {
+    match api {
+        // SAFETY: all functions are set, and the structs agree.
+        Api::Two => unsafe { glue_prove_params_api2() },
+        // SAFETY: as above.
+        Api::Three => unsafe { glue_prove_params_api3() },
+    }
 }
 
 /// Returns ggml's registry entry of this backend; opens the devices the first time.

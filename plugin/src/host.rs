@@ -7,9 +7,17 @@ use std::os::unix::ffi::OsStrExt;
 
 use libloading::os::unix::{Library, RTLD_LAZY};
 
-/// ggml's number of the level for errors.
+/// ggml's numbers of levels.
 // SOURCE: enum ggml_log_level, ggml.h of ggml 0.13 to 0.27.
-const LOG_ERROR: c_int = 4;
+#[derive(Clone, Copy)]
+pub enum Level {
+    #[cfg_attr(
+        not(glue),
+        expect(dead_code, reason = "only a plugin that can serve a program warns")
+    )]
+    Warn = 3,
+    Error = 4,
+}
 
 /// A place to look for ggml's functions.
 pub struct Host {
@@ -69,8 +77,8 @@ impl Host {
         !unsafe { by_name(name.as_ptr()) }.is_null()
     }
 
-    /// Writes an error line where the program's other lines go.
-    pub fn log_error(&self, line: &str) {
+    /// Writes a line where the program's other lines go.
+    pub fn log(&self, level: Level, line: &str) {
         type Log = unsafe extern "C" fn(level: c_int, format: *const c_char, ...);
         let text = format!("ggml-rust-npu: {line}\n").replace('\0', " ");
         let (Some(address), Ok(text)) = (
@@ -83,7 +91,7 @@ impl Host {
         // SAFETY: the signature of this function in all versions that have it.
         let log = unsafe { std::mem::transmute::<*mut c_void, Log>(address) };
         // SAFETY: the format takes one string, which is alive during the call.
-        unsafe { log(LOG_ERROR, c"%s".as_ptr(), text.as_ptr()) };
+        unsafe { log(level as c_int, c"%s".as_ptr(), text.as_ptr()) };
     }
 }
 

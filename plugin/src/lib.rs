@@ -12,8 +12,8 @@
 //! exports `ggml_backend_init` alone.
 //!
 //! Numbers of operations and layouts of structs changed in ggml without a new version of the API.
-//! So a version that is not known is refused, and what the known ones must have in common is asked
-//! of the program's ggml before any device is opened.
+//! So what the known versions have in common is asked of the program's ggml before any device is
+//! opened. A newer version is asked where operations keep their parameters, too.
 #![expect(
     unsafe_code,
     reason = "ggml calls it, and it calls the glue, which is C"
@@ -24,13 +24,17 @@ use std::panic::catch_unwind;
 use std::ptr::null_mut;
 #[cfg(glue)]
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 #[cfg(glue)]
 mod glue;
 mod host;
 
+use ggml_rust_npu::config::{Config, NewerGgml};
 use ggml_rust_npu::ggml_version as version;
-use host::Host;
+#[cfg(glue)]
+use ggml_rust_npu::ggml_version::Fit;
+use host::{Host, Level};
 
 /// Returns ggml's registry entry of this backend, always the same; NULL after a log line if the
 /// plugin does not know the program's ggml.
@@ -57,18 +61,36 @@ extern "C" fn registry_entry(caller: *const c_void) -> *mut c_void {
             return null_mut();
         };
         load(&host).unwrap_or_else(|line| {
-            host.log_error(&line);
+            // A program that loads its backends a second time gets the same answer.
+            static SAID: Mutex<String> = Mutex::new(String::new());
+            let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+            if *said != line {
+                host.log(Level::Error, &line);
+                *said = line;
+            }
             null_mut()
         })
     })
     .unwrap_or(null_mut())
 }
 
+/// Returns what the user wants of a ggml that is newer than the known versions.
+///
+/// # Errors
+/// A line that names the first variable that is not understood.
+fn newer() -> Result<NewerGgml, String> {
+    let config = Config::from_env().map_err(|error| error.to_string())?;
+    Ok(config.ggml)
+}
+
 #[cfg(glue)]
 fn load(host: &Host) -> Result<*mut c_void, String> {
     static LOADED: AtomicBool = AtomicBool::new(false);
     let version = host.version().unwrap_or_default();
-    let api = version::api_of(&version)?;
+    let (api, is_newer) = match version::fit_of(&version, newer()?)? {
+        Fit::Known(api) => (api, false),
+        Fit::Newer(api) => (api, true),
+    };
     // Both would open the same devices, and each NPU would be there twice.
     if !LOADED.load(Ordering::Relaxed) && host.has_backend(c"RUST_NPU") {
         return Err(format!(
@@ -79,11 +101,15 @@ fn load(host: &Host) -> Result<*mut c_void, String> {
     glue::bind(host, &version)?;
     if let Some(name) = glue::differs(api) {
         return Err(format!(
-            "this program's ggml {version} has another {name} than ggml {version} of {} had: \
-             install a release of the program; {}",
+            "this program's ggml {version} has another {name} than {} knows: install a release of the \
+             program, or a newer ggml-rust-npu; {}",
             version::ours(),
             version::KNOWN
         ));
+    }
+    if is_newer {
+        host.log(Level::Warn, &version::newer_line(&version));
+        glue::prove_params(api);
     }
     LOADED.store(true, Ordering::Relaxed);
     Ok(glue::registry_entry(api))
@@ -92,7 +118,7 @@ fn load(host: &Host) -> Result<*mut c_void, String> {
 #[cfg(not(glue))]
 fn load(host: &Host) -> Result<*mut c_void, String> {
     let version = host.version().unwrap_or_default();
-    version::api_of(&version)?;
+    version::fit_of(&version, newer()?)?;
     Err(format!(
         "{} was built without ggml's headers and cannot serve ggml {version}: run make fetch and build it again",
         version::ours()

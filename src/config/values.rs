@@ -10,7 +10,7 @@ use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, parse_faults};
 
-use super::{ActivationBits, Faults, Repack, SimChip};
+use super::{ActivationBits, Faults, NewerGgml, Repack, SimChip};
 use crate::hexagon::caps as hexagon;
 use crate::rockchip::caps::{self as rockchip, RkCaps};
 
@@ -39,6 +39,8 @@ pub(super) const REPACKS: Words<Repack, 3> = [
     ("always", Repack::Always),
     ("off", Repack::Off),
 ];
+pub(super) const NEWER_GGMLS: Words<NewerGgml, 2> =
+    [("probe", NewerGgml::Probe), ("strict", NewerGgml::Strict)];
 pub(super) const ACTIVATIONS: Words<ActivationBits, 3> = [
     ("auto", ActivationBits::Auto),
     ("8", ActivationBits::Eight),

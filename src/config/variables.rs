@@ -11,10 +11,11 @@ use rknpu_ops::sim::Coherence;
 use super::rules::{self, Rules};
 use super::settings::{BadSettings, Settings};
 use super::values::{
-    self, ACTIVATIONS, CALIBRATIONS, COHERENCES, HEX_THREADS, KEEPS, LEVELS, PACK_VERIFIES, POWERS,
-    REPACKS, SESSIONS, TIMEOUTS_S, chip, list, number, one_of, path, quoted, span, words,
+    self, ACTIVATIONS, CALIBRATIONS, COHERENCES, HEX_THREADS, KEEPS, LEVELS, NEWER_GGMLS,
+    PACK_VERIFIES, POWERS, REPACKS, SESSIONS, TIMEOUTS_S, chip, list, number, one_of, path, quoted,
+    span, words,
 };
-use super::{ActivationBits, Faults, Repack, SimChip};
+use super::{ActivationBits, Faults, NewerGgml, Repack, SimChip};
 use crate::error::{Error, Result};
 use crate::rockchip::caps::{Cores, RkCaps};
 
@@ -129,6 +130,11 @@ variables! {
         /// others, and why.
         log: LevelFilter = LevelFilter::Info, |text| one_of(&LEVELS, &text.to_lowercase());
         "GGML_RUST_NPU_LOG", words(&LEVELS), default "`info`";
+
+        /// What the plugin does in a program whose ggml is newer than it knows. `probe` asks that ggml about
+        /// everything that can be asked, and uses it after one warning if the answers agree; `strict` refuses it.
+        ggml: NewerGgml = NewerGgml::Probe, |text| one_of(&NEWER_GGMLS, text);
+        "GGML_RUST_NPU_GGML", words(&NEWER_GGMLS), default "`probe`";
 
         /// The file of settings, which `ggml-npu bench --write-config` writes. Its lines look like
         /// `min_m.rk3588 = 5` (`min_m.rk3588.simulated`: for the stand-in only). Variables override
@@ -370,6 +376,6 @@ This page is made from the table in `src/config/variables.rs`.
                 defaults += 1;
             }
         }
-        assert_eq!(defaults, 9);
+        assert_eq!(defaults, 10);
     }
 }
