@@ -96,6 +96,18 @@ pub enum Error {
         /// Shape, type and core of the call.
         what: String,
     },
+    /// A call into the vendor's library failed before anything ran, with a code that may stand for a lack of memory.
+    #[error("{call} returned {code} ({name}) for {what}, maybe for lack of memory")]
+    MaybeShortage {
+        /// The function.
+        call: &'static str,
+        /// Its return value.
+        code: i32,
+        /// The vendor's name for that value.
+        name: &'static str,
+        /// Shape and type of the call.
+        what: String,
+    },
     /// The vendor's library lays out operands in a way that is not known.
     #[error("{call} lays out {what} as {have}, not as {want}")]
     Geometry {
@@ -198,6 +210,16 @@ pub enum Error {
         /// The error allowed.
         limit: f64,
     },
+    /// The device computed a shape of a model's wrong when it first did.
+    #[error("{wrong} of {sums} sums of {what} are not the CPU's, at the first use of this shape")]
+    WrongSums {
+        /// The shape and its type.
+        what: String,
+        /// Sums that were wrong.
+        wrong: usize,
+        /// Sums that were compared.
+        sums: usize,
+    },
     /// An earlier error put the device out of use.
     #[error("{device} is out of use since an earlier error: {cause}")]
     DeviceLost {
@@ -221,7 +243,8 @@ impl Error {
         match self {
             Self::OutOfMemory { .. }
             | Self::OutOfDescriptors { .. }
-            | Self::AddressSpace { .. } => true,
+            | Self::AddressSpace { .. }
+            | Self::MaybeShortage { .. } => true,
             // librknnrt, if there is no room to bind memory or to make a context.
             Self::Vendor { code, .. } => *code == rknpu_ops::ffi::code::MALLOC_FAIL,
             _ => false,

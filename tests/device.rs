@@ -21,10 +21,11 @@ use ggml_rust_npu::reference;
 use ggml_rust_npu::rockchip::caps::{self, Cores, RkCaps};
 use ggml_rust_npu::rockchip::driver::Rknn;
 use ggml_rust_npu::rockchip::plan::Target;
-use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
+use ggml_rust_npu::rockchip::{RkBuffer, RkDevice, selftest};
 use ggml_rust_npu::tensor::DType;
 use rknpu_ops::sim::{self, Coherence};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// N below, at and above a tile, a core's share and a chunk; K below, at and above a tile and a
 /// segment.
@@ -43,14 +44,19 @@ const SHAPES: [[usize; 3]; 12] = [
     [1, 64, 13000],
 ];
 
-fn check(caps: &'static RkCaps, dtype: DType, [m, k, n]: [usize; 3], numbers: &mut Numbers) {
-    let device = device(caps);
+fn check(
+    device: &Arc<RkDevice>,
+    caps: &'static RkCaps,
+    dtype: DType,
+    [m, k, n]: [usize; 3],
+    numbers: &mut Numbers,
+) {
     let w = Weight::random(numbers, dtype, [k, n, 1, 1]);
     let act = numbers.floats(m * k);
     let want = reference::mul_mat(&act, &w.values, k);
-    let buffer = packed(&device, &w, 4096);
+    let buffer = packed(device, &w, 4096);
     for packed in [None, Some((&buffer, 4096))] {
-        let have = mul_mat(&device, &w, packed, &act, [k, m, 1, 1]).unwrap();
+        let have = mul_mat(device, &w, packed, &act, [k, m, 1, 1]).unwrap();
         // Relative to the power that uncorrelated rows would have: a single product may cancel to
         // almost nothing.
         let norms = |rows: &[f32]| -> f64 { rows.iter().map(|x| f64::from(x * x)).sum() };
@@ -77,9 +83,10 @@ fn check(caps: &'static RkCaps, dtype: DType, [m, k, n]: [usize; 3], numbers: &m
 fn every_chip_and_arithmetic_agrees_with_the_reference() {
     let mut numbers = Numbers::new(1);
     for caps in caps::ALL {
+        let device = device(caps);
         for dtype in [DType::F16, DType::Bf16, PLAIN] {
             for shape in SHAPES {
-                check(caps, dtype, shape, &mut numbers);
+                check(&device, caps, dtype, shape, &mut numbers);
             }
         }
     }
@@ -88,8 +95,10 @@ fn every_chip_and_arithmetic_agrees_with_the_reference() {
 #[test]
 fn k_that_is_no_multiple_of_a_tile_is_padded() {
     let mut numbers = Numbers::new(2);
+    let caps = &caps::RK3588;
+    let device = device(caps);
     for k in [2, 31, 33, 129] {
-        check(&caps::RK3588, DType::F16, [3, k, 40], &mut numbers);
+        check(&device, caps, DType::F16, [3, k, 40], &mut numbers);
     }
 }
 
@@ -376,6 +385,83 @@ fn weights_fill_one_address_space_after_another_and_give_it_back() {
     assert_eq!(device.address_space().0, free);
     assert!(RkBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES + 1).is_err());
     RkBuffer::new(device, caps::DOMAIN_WEIGHT_BYTES).unwrap();
+}
+
+/// In such a kernel the switch of spaces succeeds and does nothing; the third buffer of 1.75 GiB does not fit into 4 GiB.
+#[test]
+fn spaces_that_share_their_addresses_are_found_out_when_an_empty_one_is_full() {
+    let mut options = sim::Options::new(caps::RK3588.soc);
+    options.one_address_space = true;
+    let (device, rknn) = device_with(options, &caps::RK3588).unwrap();
+    let allocate = || RkBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES);
+    assert_eq!(device.address_space().1, 16 * caps::DOMAIN_WEIGHT_BYTES);
+    let held = [allocate().unwrap(), allocate().unwrap()];
+    let contexts = || rknn.stand_in().unwrap().live().contexts;
+    assert!(allocate().unwrap_err().is_shortage());
+    let both = 2 * caps::DOMAIN_WEIGHT_BYTES;
+    assert_eq!(device.address_space(), (0, both));
+    // Nothing is left of the third space, and it is not tried again.
+    let left = contexts();
+    assert!(allocate().is_err());
+    assert_eq!(contexts(), left);
+    drop(held);
+    assert_eq!(device.address_space(), (both, both));
+    allocate().unwrap();
+}
+
+/// What two threads of the driver do to each other there, one core alone does not.
+#[test]
+fn one_core_is_used_if_several_disturb_each_other() {
+    let mut numbers = Numbers::new(35);
+    let mut options = sim::Options::new(caps::RK3588.soc);
+    options.mixed_views = true;
+    options.run_time = Duration::from_millis(2);
+    let rknn = Rknn::simulate(options).unwrap();
+    let device = RkDevice::untested(Arc::clone(&rknn), &caps::RK3588).unwrap();
+    assert!(selftest::cores(device.npu()).unwrap().is_some());
+    drop(device);
+    let device = Arc::new(RkDevice::start(rknn, &caps::RK3588).unwrap());
+    let w = Weight::random(&mut numbers, PLAIN, [64, 200, 1, 1]);
+    let act = numbers.floats(64 * 5);
+    let buffer = packed(&device, &w, 4096);
+    let have = mul_mat(&device, &w, Some((&buffer, 4096)), &act, [64, 5, 1, 1]).unwrap();
+    let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 64));
+    assert!(error <= nmse_limit(PLAIN), "{error:.1e}");
+}
+
+/// Each product has new shapes, so contexts and memory are made, bound and dropped all the time, by two threads that
+/// multiply and by one that loads weights; runs take long enough for every other call to meet one.
+#[test]
+fn nothing_but_runs_happens_during_a_run() {
+    let mut options = sim::Options::new(caps::RK3588.soc);
+    options.run_time = Duration::from_millis(1);
+    let (device, rknn) = device_with(options, &caps::RK3588).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let device = &device;
+            scope.spawn(move || {
+                let mut numbers = Numbers::new(36 + thread);
+                for (round, dtype) in [PLAIN, DType::F16].into_iter().cycle().take(8).enumerate() {
+                    let (k, n) = (64 + 32 * round, 13_000);
+                    let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
+                    let buffer = packed(device, &w, 0);
+                    for m in [1, 3] {
+                        let act = numbers.floats(k * m);
+                        let have =
+                            mul_mat(device, &w, Some((&buffer, 0)), &act, [k, m, 1, 1]).unwrap();
+                        let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, k));
+                        assert!(error <= nmse_limit(dtype), "M={m} K={k}: {error:.1e}");
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            for _ in 0..200 {
+                drop(RkBuffer::new(Arc::clone(&device), 4096).unwrap());
+            }
+        });
+    });
+    assert_eq!(rknn.stand_in().unwrap().locked_up(), None);
 }
 
 #[test]

@@ -303,7 +303,9 @@ fn activations_that_were_let_go_are_packed_again_in_the_same_graph() {
     assert!(kept);
     // Neither the first address space nor the second has memory for more weights, so that calls let theirs go.
     let call = "rknn_create_mem";
-    let (_, kept) = twice(&format!("{call}:{}=-4,{call}:{}=-4", calls + 1, calls + 2));
+    // A space that has just begun is asked twice.
+    let faults = [1, 2, 3].map(|nth| format!("{call}:{}=-4", calls + nth));
+    let (_, kept) = twice(&faults.join(","));
     assert!(!kept);
 }
 
@@ -345,14 +347,14 @@ fn a_library_that_is_too_old_is_refused() {
 #[test]
 fn an_m_that_the_library_computes_wrong_is_served_by_others() {
     let mut numbers = Numbers::new(25);
-    for wrong in [1, 2, 4, 16, 128] {
+    for wrong in [1, 2, 4, 16, 64, 128, 512] {
         let faults = options(&format!("rknn_matmul_run:M{wrong}=0"));
         let (device, _) = device_with(faults, &caps::RK3588).unwrap();
         let (k, n) = (160, 96);
         for dtype in [DType::F16, PLAIN] {
             let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
             let buffer = packed(&device, &w, 0);
-            for m in [1, 2, 3, 4, 6, 18, 130, 146] {
+            for m in [1, 2, 3, 4, 6, 18, 60, 130, 146, 500] {
                 let act = numbers.floats(m * k);
                 let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [k, m, 1, 1]).unwrap();
                 let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, k));
@@ -365,6 +367,109 @@ fn an_m_that_the_library_computes_wrong_is_served_by_others() {
             }
         }
     }
+}
+
+/// The self-test's own K is right; a model's would have given wrong text without a line.
+#[test]
+fn the_first_use_of_a_shape_that_is_computed_wrong_fails() {
+    let mut numbers = Numbers::new(29);
+    for (wrong, m, dtype) in [
+        (64, 60, PLAIN),
+        (512, 500, PLAIN),
+        (64, 64, DType::F16),
+        (1, 1, DType::F16),
+    ] {
+        let faults = options(&format!("rknn_matmul_run:M{wrong}K576=0"));
+        let (device, _rknn) = device_with(faults, &caps::RK3588).unwrap();
+        let mut product = |k: usize| {
+            let w = Weight::random(&mut numbers, dtype, [k, 96, 1, 1]);
+            let act = numbers.floats(k * m);
+            mul_mat(&device, &w, None, &act, [k, m, 1, 1])
+        };
+        product(160).unwrap();
+        let text = product(576).unwrap_err().to_string();
+        let shape = format!("M={wrong} K=576");
+        assert!(
+            text.contains("first use") && text.contains(&shape),
+            "{text}"
+        );
+        assert!(matches!(
+            product(160).unwrap_err(),
+            Error::DeviceLost { .. }
+        ));
+    }
+}
+
+/// Products of zeros are right in every layout, so they prove nothing about a shape.
+#[test]
+fn zeros_prove_no_shape() {
+    let mut numbers = Numbers::new(30);
+    let (device, _rknn) = device_with(options("rknn_matmul_run:M4K64=0"), &caps::RK3588).unwrap();
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let buffer = packed(&device, &w, 0);
+    let product = |act: &[f32]| mul_mat(&device, &w, Some((&buffer, 0)), act, [64, 4, 1, 1]);
+    assert!(product(&[0.0; 64 * 4]).unwrap().iter().all(|x| *x == 0.0));
+    let text = product(&numbers.floats(64 * 4)).unwrap_err().to_string();
+    assert!(text.contains("first use"), "{text}");
+}
+
+/// Nothing ran on the context that failed, and a general failure may be a lack of memory.
+#[test]
+fn a_failure_before_anything_ran_is_tried_again_and_fails_the_call_alone() {
+    let mut numbers = Numbers::new(31);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let act = numbers.floats(64 * 3);
+    let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let before = |call| rknn.stand_in().unwrap().calls(call) + 1;
+    let firsts = ["rknn_matmul_create", "rknn_matmul_set_io_mem"].map(|call| (call, before(call)));
+    let expected = mul_mat(&device, &w, None, &act, [64, 3, 1, 1]).unwrap();
+    drop((device, rknn));
+    for (call, first) in firsts {
+        for stays in [false, true] {
+            let plus = if stays { "+" } else { "" };
+            let faults = format!("{call}:{first}{plus}=-1");
+            let (device, _rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
+            let multiply = || mul_mat(&device, &w, None, &act, [64, 3, 1, 1]);
+            if stays {
+                for _ in 0..2 {
+                    let error = multiply().unwrap_err();
+                    assert!(
+                        error.is_shortage() && error.to_string().contains(call),
+                        "{error}"
+                    );
+                }
+                assert!(!device.npu().is_lost());
+            } else {
+                assert_eq!(multiply().unwrap(), expected, "{call}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failure_of_a_context_that_has_run_ends_the_device() {
+    let mut numbers = Numbers::new(32);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let act = numbers.floats(64);
+    let call = "rknn_matmul_set_io_mem";
+    let products = |faults: &str| {
+        let (device, rknn) = device_with(options(faults), &caps::RK3588).unwrap();
+        let buffers = [0, 4096].map(|at| (packed(&device, &w, at), at));
+        let [first, second] = [0, 1].map(|i| {
+            let (buffer, at) = &buffers[i];
+            let before = rknn.stand_in().unwrap().calls(call);
+            let result = mul_mat(&device, &w, Some((buffer, *at)), &act, [64, 1, 1, 1]);
+            (before, result)
+        });
+        (first, second, device.npu().is_lost())
+    };
+    let (first, second, lost) = products("");
+    assert_eq!(first.1.unwrap(), second.1.unwrap());
+    assert!(!lost);
+    let (first, second, lost) = products(&format!("{call}:{}=-1", second.0 + 1));
+    assert!(first.1.is_ok() && lost);
+    let text = second.1.unwrap_err().to_string();
+    assert!(text.contains(call) && !text.contains("lack"), "{text}");
 }
 
 #[test]
@@ -510,9 +615,15 @@ fn every_call_that_fails_the_1st_2nd_or_100th_time_is_a_clear_error_or_tried_aga
             };
             match error {
                 Some(error) => assert!(error.to_string().contains(call), "{fault}: {error}"),
-                // Memory for weights, and views of it, are asked for again.
+                // What may be a lack of memory is asked for again.
                 None => assert!(
-                    ["rknn_create_mem", "rknn_create_mem_from_fd"].contains(&call),
+                    [
+                        "rknn_create_mem",
+                        "rknn_create_mem_from_fd",
+                        "rknn_matmul_create",
+                        "rknn_matmul_set_io_mem"
+                    ]
+                    .contains(&call),
                     "{fault} was no error"
                 ),
             }

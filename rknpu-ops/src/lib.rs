@@ -7,6 +7,7 @@
 //! | [`quant`] | scales, block Hadamard transform | - |
 //! | [`pack`] | weights and activations into the native layouts | `layout`, `quant`, `rotation` |
 //! | [`calibrate`] | clips for INT4 weights: percentile, squared error, KL divergence | `pack` (views of rows) |
+//! | [`proof`] | sums of a run beside those of the CPU | `layout` |
 //! | [`rotation`] | signs and Hadamard blocks along K, a function of K alone | `quant` |
 //! | [`int4`] | INT4 operands: nibbles, results of K segments with scales of their own | `calibrate`, `layout`, `pack`, `quant`, `rotation` |
 //! | [`scalar`], `neon` | the loops of `quant`, `pack` and `int4`: portable ones, and the same bits on aarch64's vector unit | types of these three |
@@ -19,6 +20,7 @@ pub mod layout;
 #[cfg(target_arch = "aarch64")]
 pub mod neon;
 pub mod pack;
+pub mod proof;
 pub mod quant;
 pub mod rotation;
 mod round;

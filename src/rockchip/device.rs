@@ -8,10 +8,14 @@
 //!            (4) C of all segments --sum, scale--> columns of the F32 result
 //! ```
 //!
+//! Cores run at the same time, and nothing else happens in the library meanwhile: contexts and memory for (3) are made and
+//! bound for all cores before, and the results of all are fetched after it (`wave`).
+//!
 //! One lock covers all of it: there is one NPU, and several backends on several threads alternate.
 //! An error puts the device out of use: its results so far may be incomplete, so it refuses further
 //! work. A shape that the library refuses is an error of its call alone, as a lack of memory is.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -22,6 +26,7 @@ use task_pool::{Pool, chunks};
 use self::activation::{Activations, SharedActivations};
 use self::core::{Core, CoreCall};
 use self::domain::Domains;
+use self::wave::Wave;
 pub use self::weight::{PackedWeights, WeightMemory, WeightSlice};
 use crate::error::{Error, Result};
 use crate::host_memory::RowsMut;
@@ -36,6 +41,7 @@ mod domain;
 mod geometry;
 mod recent;
 mod scratch;
+mod wave;
 mod weight;
 
 /// The wait for another process that has the NPU at the start: one that starts as well has soon tested it.
@@ -60,6 +66,26 @@ fn lost(cause: &str) -> Error {
     }
 }
 
+/// Most results that one thread unpacks faster than several are woken.
+const FEW_RESULTS: usize = 16 * 1024;
+
+/// The cores that a multiplication may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spread {
+    /// All at the same time.
+    AllCores,
+    /// The first one, chunk after chunk.
+    OneCore,
+}
+
+/// A core's share of a call.
+struct CoreShare<'a> {
+    core: &'a mut Core,
+    /// Its columns that are not written yet.
+    dst: RowsMut<'a>,
+    result: Result<()>,
+}
+
 /// An NPU that passed its self-test.
 #[derive(Debug)]
 pub struct RkNpu {
@@ -69,6 +95,10 @@ pub struct RkNpu {
     versions: (String, String),
     threads: Pool,
     state: Mutex<NpuState>,
+    /// Cores run one after the other, because they disturb each other.
+    one_core: AtomicBool,
+    /// The first results of each shape are compared with the CPU's.
+    proves: AtomicBool,
     /// Reason why the device is out of use.
     lost: OnceLock<String>,
 }
@@ -104,7 +134,7 @@ impl RkNpu {
         cpus: &[usize],
     ) -> Result<Self> {
         rknn.take(AT_START)?;
-        let mut domains = Domains::new(&rknn)?;
+        let domains = Domains::new(&rknn)?;
         let versions = domains.first_anchor().versions()?;
         driver::check_version(&versions.0)?;
         if driver::version(&versions.1) < caps::MIN_DRIVER_FOR_DOMAINS {
@@ -138,6 +168,8 @@ impl RkNpu {
             versions,
             threads,
             state: Mutex::new(state),
+            one_core: AtomicBool::new(false),
+            proves: AtomicBool::new(false),
             lost: OnceLock::new(),
         })
     }
@@ -164,6 +196,17 @@ impl RkNpu {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.lost.get().is_some()
+    }
+
+    /// Uses one core only from here on.
+    pub fn use_one_core(&self) {
+        self.one_core.store(true, Ordering::Relaxed);
+    }
+
+    /// Compares the first results of each shape with the CPU's from here on, so that no number of a shape that the
+    /// library computes wrong is used.
+    pub fn prove_shapes(&self) {
+        self.proves.store(true, Ordering::Relaxed);
     }
 
     /// Returns the bytes that weights can still take in the NPU's address spaces, and could take in
@@ -232,7 +275,7 @@ impl RkNpu {
     /// - `dst`: `act.count()` rows of N
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error, else `Vendor`, `Geometry` or `OutOfMemory` for the one that has
+    /// `DeviceLost` after an earlier error, else `Vendor`, `Geometry`, `OutOfMemory` or `WrongSums` for the one that has
     /// just happened.
     pub fn mul_mat(
         &self,
@@ -240,7 +283,40 @@ impl RkNpu {
         act: Rows<f32>,
         bucket: usize,
         graph: Option<u64>,
+        dst: RowsMut,
+    ) -> Result<Duration> {
+        let proves = self.proves.load(Ordering::Relaxed);
+        self.multiply(w, act, bucket, graph, dst, Spread::AllCores, proves)
+    }
+
+    /// As [`Self::mul_mat`] for a test, which looks at the results itself.
+    ///
+    /// # Errors
+    /// As [`Self::mul_mat`], but for `WrongSums`.
+    pub fn try_mul_mat(
+        &self,
+        w: WeightSlice,
+        act: Rows<f32>,
+        bucket: usize,
+        dst: RowsMut,
+        spread: Spread,
+    ) -> Result<Duration> {
+        self.multiply(w, act, bucket, None, dst, spread, false)
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "operands, and how they are multiplied"
+    )]
+    fn multiply(
+        &self,
+        w: WeightSlice,
+        act: Rows<f32>,
+        bucket: usize,
+        graph: Option<u64>,
         mut dst: RowsMut,
+        spread: Spread,
+        proves: bool,
     ) -> Result<Duration> {
         // A panic under the lock is caught at the C border; after it, buffers may hold half a call.
         let Ok(mut state) = self.state.lock() else {
@@ -251,7 +327,7 @@ impl RkNpu {
         }
         let mut run = |state: &mut NpuState| {
             w.memory.flush()?;
-            self.run(state, w, act, bucket, graph, dst.reborrow())
+            self.run(state, w, act, bucket, graph, dst.reborrow(), spread, proves)
         };
         let result = match run(&mut state) {
             // What calls keep is in the way, as in `allocate`. A lack that stays may pass later: this call alone fails.
@@ -271,6 +347,10 @@ impl RkNpu {
         result
     }
 
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "operands, and how they are multiplied"
+    )]
     fn run(
         &self,
         state: &mut NpuState,
@@ -279,6 +359,8 @@ impl RkNpu {
         bucket: usize,
         graph: Option<u64>,
         mut dst: RowsMut,
+        spread: Spread,
+        proves: bool,
     ) -> Result<Duration> {
         let layout = &w.weights.layout;
         let shared = graph.map(|graph| SharedActivations {
@@ -299,32 +381,103 @@ impl RkNpu {
             rows: act.count(),
             bucket,
         };
+        let chunks_per_core = match spread {
+            Spread::AllCores if !self.one_core.load(Ordering::Relaxed) => layout.chunks_per_core,
+            Spread::AllCores | Spread::OneCore => layout.chunks,
+        };
         let mut shares = [const { None }; MAX_CORES];
         for (index, (share, core)) in shares.iter_mut().zip(cores).enumerate() {
-            let first = (index * layout.chunks_per_core).min(layout.chunks);
-            let chunks = first..(first + layout.chunks_per_core).min(layout.chunks);
+            let first = (index * chunks_per_core).min(layout.chunks);
+            let chunks = first..(first + chunks_per_core).min(layout.chunks);
+            if chunks.is_empty() {
+                break;
+            }
             let width = chunks.clone().map(|chunk| layout.chunk_rows(chunk).len());
             let dst = dst.split_columns(width.sum());
-            *share = (!chunks.is_empty()).then_some((core, chunks, dst, Ok(())));
+            core.begin(chunks);
+            let result = Ok(());
+            *share = Some(CoreShare { core, dst, result });
         }
         let used = shares.iter().flatten().count();
-        self.threads
-            .for_each(chunks(&mut shares[..used], 1), |_, share| {
-                for (core, chunks, dst, result) in share.iter_mut().flatten() {
-                    *result = core.run_chunks(&call, chunks.clone(), dst);
-                }
-            });
-        let (mut longest, mut lack) = (Duration::ZERO, None);
-        for (core, .., result) in shares.into_iter().flatten() {
-            match result {
-                Ok(()) => longest = longest.max(core.ran),
-                // A worse error of another core must not be forgotten when the call is tried again, or other calls go on.
-                Err(error) if error.is_shortage() || error.is_of_shape() => lack = Some(error),
-                Err(error) => return Err(error),
-            }
+        let shares = &mut shares[..used];
+        // The first core has most chunks.
+        let waves = shares
+            .iter()
+            .flatten()
+            .next()
+            .map(|first| first.core.waves(&call));
+        for wave in waves.into_iter().flatten() {
+            self.run_wave(&call, &wave, shares, proves)?;
         }
-        lack.map_or(Ok(longest), Err)
+        let ran = shares.iter().flatten().map(|share| share.core.ran);
+        Ok(ran.max().unwrap_or_default())
     }
+
+    /// Runs what is made and bound for all cores before, and writes the columns that are complete after it.
+    fn run_wave(
+        &self,
+        call: &CoreCall,
+        wave: &Wave,
+        shares: &mut [Option<CoreShare>],
+        proves: bool,
+    ) -> Result<()> {
+        for share in shares.iter_mut().flatten() {
+            share.core.prepare(call, wave)?;
+        }
+        let runs = self.rknn.runs();
+        self.threads.for_each(chunks(shares, 1), |_, share| {
+            for share in share.iter_mut().flatten() {
+                share.result = share.core.run(call, wave, &runs);
+            }
+        });
+        drop(runs);
+        outcome(shares)?;
+        for share in shares.iter_mut().flatten() {
+            share.core.fetch(call, wave)?;
+        }
+        let unproven = |share: &CoreShare| share.core.is_unproven(call);
+        let weights =
+            (proves && shares.iter().flatten().any(unproven)).then(|| call.w.memory.lock());
+        let weights = weights.as_ref().map(|memory| memory.bytes());
+        if !wave.is_last && weights.is_none() {
+            return Ok(());
+        }
+        let finish = |share: &mut CoreShare| {
+            if let Some(weights) = weights.filter(|_| share.core.is_unproven(call)) {
+                share.core.prove(call, wave, weights)?;
+            }
+            if wave.is_last {
+                share.core.unpack(call, wave, &mut share.dst);
+            }
+            Ok::<_, Error>(())
+        };
+        let layout = &call.w.weights.layout;
+        if weights.is_none()
+            && call.rows * layout.chunk_n * wave.chunks.len() * shares.len() <= FEW_RESULTS
+        {
+            return shares.iter_mut().flatten().try_for_each(finish);
+        }
+        self.threads.for_each(chunks(shares, 1), |_, share| {
+            for share in share.iter_mut().flatten() {
+                share.result = finish(share);
+            }
+        });
+        outcome(shares)
+    }
+}
+
+/// Returns the worst error of the cores: one that ends the device must not be forgotten for one after which the call is
+/// tried again, or other calls go on.
+fn outcome(shares: &mut [Option<CoreShare>]) -> Result<()> {
+    let mut lack = None;
+    for share in shares.iter_mut().flatten() {
+        match std::mem::replace(&mut share.result, Ok(())) {
+            Ok(()) => {}
+            Err(error) if error.is_shortage() || error.is_of_shape() => lack = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    lack.map_or(Ok(()), Err)
 }
 
 /// Returns the threads that serve the NPU: one for each of its cores, as the vendor's run blocks,

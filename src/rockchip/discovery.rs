@@ -8,7 +8,7 @@ use rknpu_ops::sim;
 use super::RkDevice;
 use super::caps::{self, Cores, RkCaps};
 use super::device::NAME;
-use super::driver::{Rknn, lock, process};
+use super::driver::{Rknn, lock, neighbour, process};
 use super::plan::Target;
 use crate::backend::{Absence, Discovery};
 use crate::config::rules::Choice;
@@ -93,6 +93,7 @@ fn simulate(caps: &RkCaps, config: &Config) -> Result<Arc<Rknn>> {
 fn load(config: &Config) -> Result<Arc<Rknn>> {
     let rknn = Rknn::load(config.rknn_lib.as_deref())?;
     process::raise_file_limit();
+    neighbour::warn();
     Ok(rknn)
 }
 

@@ -2,15 +2,17 @@
 //! nowhere else.
 //!
 //! Ownership: a [`Context`] or [`Memory`] keeps the library open, a [`Memory`] keeps the context it
-//! was made with, a [`MemoryView`] keeps the memory that it shows. A context binds memory at each
-//! [`Context::run`], and only what changed since the last one, so it can never run on memory that
-//! is gone.
+//! was made with, a [`MemoryView`] keeps the memory that it shows. A context binds memory in
+//! [`Context::bind`], and only what changed since the last time; [`Context::run`] takes the same
+//! operands again, so it can never run on memory that is gone.
+//!
+//! Runs of several threads share a lock ([`Rknn::runs`]), and every other call has it alone.
 #![expect(unsafe_code, reason = "calls into the vendor's library")]
 
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
 
 use rknpu_ops::ffi::{self, Api, CoreMask, IoAttr, MatmulCtx, MatmulInfo, SdkVersion, TensorAttr};
 use rknpu_ops::layout::MatmulLayout;
@@ -26,6 +28,7 @@ pub use self::memory::{Memory, MemoryView};
 
 pub mod lock;
 mod memory;
+pub mod neighbour;
 pub mod process;
 mod traced;
 
@@ -43,8 +46,8 @@ enum Provider {
 #[derive(Debug)]
 pub struct Rknn {
     api: Api,
-    /// Held for every call but `rknn_matmul_run`.
-    calls: Mutex<()>,
+    /// Shared by runs, exclusive for every other call.
+    calls: RwLock<()>,
     /// The NPU, while it is this process's.
     taken: Mutex<Option<Taken>>,
     provider: Provider,
@@ -63,7 +66,7 @@ impl Rknn {
         let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, &name, symbol)) }?;
         Ok(Arc::new(Self {
             api: traced::traced(api),
-            calls: Mutex::default(),
+            calls: RwLock::default(),
             taken: Mutex::default(),
             provider: Provider::Library(library),
         }))
@@ -80,7 +83,7 @@ impl Rknn {
         })?;
         Ok(Arc::new(Self {
             api: traced::traced(machine.api()),
-            calls: Mutex::default(),
+            calls: RwLock::default(),
             taken: Mutex::default(),
             provider: Provider::StandIn(machine),
         }))
@@ -119,13 +122,21 @@ impl Rknn {
             .is_some()
     }
 
-    /// Calls the library while no other thread does, but for runs, which go on beside it.
+    /// Calls the library while no other thread does, and while nothing runs.
     ///
-    /// SOURCE: airockchip/rknn-toolkit2 issue 533: memory that one thread makes or frees with a context that another
-    /// one uses ends in failed submissions, lockups and kernel panics. rk-llama.cpp, too, has only runs side by side.
+    /// SOURCE: airockchip/rknn-toolkit2 issue 533 (2.3.2, driver 0.9.6): memory that one thread makes or frees while another
+    /// one runs ends in failed submissions, lockups and kernel panics. rk-llama.cpp, too, has only runs side by side.
     fn alone<T>(&self, call: impl FnOnce(&Api) -> T) -> T {
-        let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.calls.write().unwrap_or_else(PoisonError::into_inner);
         call(&self.api)
+    }
+
+    /// Keeps all calls but runs out of the library. A thread that has this must only run.
+    #[must_use]
+    pub fn runs(&self) -> Runs<'_> {
+        Runs {
+            _shared: self.calls.read().unwrap_or_else(PoisonError::into_inner),
+        }
     }
 
     /// Returns the stand-in, if this is one.
@@ -138,11 +149,40 @@ impl Rknn {
     }
 }
 
+/// Time in which only runs are under way.
+#[derive(Debug)]
+pub struct Runs<'a> {
+    _shared: RwLockReadGuard<'a, ()>,
+}
+
+/// A run that takes so long has met the driver's time-out if it fails.
+// SOURCE: runs take microseconds to milliseconds; the driver's time-outs are seconds (rknpu_job.c, driver 0.9.8).
+const TIMED_OUT: Duration = Duration::from_secs(1);
+
 fn check(call: &'static str, code: i32, what: impl FnOnce() -> String) -> Result<()> {
     if code == ffi::code::SUCC {
         return Ok(());
     }
     Err(Error::Vendor {
+        call,
+        code,
+        name: ffi::error_name(code),
+        what: what(),
+    })
+}
+
+/// As [`check`], for calls that need memory: before anything `ran`, the general code may stand for a lack of it, and a
+/// failure does not harm the device.
+fn check_with_room(
+    call: &'static str,
+    code: i32,
+    ran: bool,
+    what: impl FnOnce() -> String,
+) -> Result<()> {
+    if ran || code != ffi::code::FAIL {
+        return check(call, code, what);
+    }
+    Err(Error::MaybeShortage {
         call,
         code,
         name: ffi::error_name(code),
@@ -159,6 +199,8 @@ pub struct Context {
     attr: Box<IoAttr>,
     /// Identities of the memory that A, B and C are bound to; 0 for none.
     bound: [u64; 3],
+    /// It has run.
+    ran: bool,
 }
 
 /// Operands and result of one run, in the native layouts of the context's shape.
@@ -170,6 +212,12 @@ pub struct RunOperands<'a> {
     pub b: &'a MemoryView,
     /// Result.
     pub c: &'a mut Memory,
+}
+
+impl RunOperands<'_> {
+    fn memories(&self) -> [&TensorMemory; 3] {
+        [&self.a.0, &self.b.memory, &self.c.0]
+    }
 }
 
 impl Context {
@@ -186,7 +234,7 @@ impl Context {
             unsafe { (api.matmul_create)(&raw mut handle, &raw mut info, &raw mut *attr) }
         });
         let call = "rknn_matmul_create";
-        check(call, code, || describe(&info)).map_err(|error| {
+        check_with_room(call, code, false, || describe(&info)).map_err(|error| {
             // The library may have any code for this: it is told by what the process has left.
             let reached = process::file_limit_reached(process::DESCRIPTORS_PER_CONTEXT);
             reached.map_or(error, |limit| Error::OutOfDescriptors {
@@ -201,6 +249,7 @@ impl Context {
             info,
             attr,
             bound: [0; 3],
+            ran: false,
         };
         if let Some(mask) = mask {
             // SAFETY: the handle is that of a live context.
@@ -273,24 +322,55 @@ impl Context {
         Ok((text(&version.api_version), text(&version.drv_version)))
     }
 
+    /// Computes C from A and B, which it binds.
+    ///
+    /// # Errors
+    /// As [`Self::bind`] and [`Self::run`].
+    pub fn bind_and_run(&mut self, mut operands: RunOperands) -> Result<()> {
+        self.bind(&operands)?;
+        let rknn = Arc::clone(&self.rknn);
+        self.run(&rknn.runs(), &mut operands)
+    }
+
+    /// Binds the operands of the next run.
+    ///
+    /// # Errors
+    /// `Vendor` or `MaybeShortage` with the shape in it.
+    pub fn bind(&mut self, operands: &RunOperands) -> Result<()> {
+        for (index, memory) in operands.memories().into_iter().enumerate() {
+            if self.bound[index] != memory.identity {
+                self.bind_one(index, memory)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Computes C from A and B.
     ///
     /// # Errors
     /// `Vendor` with the shape in it.
-    pub fn run(&mut self, operands: RunOperands) -> Result<()> {
-        let operands: [&TensorMemory; 3] = [&operands.a.0, &operands.b.memory, &operands.c.0];
-        for (index, memory) in operands.into_iter().enumerate() {
-            if self.bound[index] != memory.identity {
-                self.bind(index, memory)?;
-            }
-        }
+    ///
+    /// # Panics
+    /// If these operands are not those of the last [`Self::bind`].
+    pub fn run(&mut self, _runs: &Runs, operands: &mut RunOperands) -> Result<()> {
+        let identities = operands.memories().map(|memory| memory.identity);
+        assert_eq!(self.bound, identities, "other memory than what was bound");
+        self.ran = true;
+        let begun = Instant::now();
         // SAFETY: the handle is that of a live context, whose operands are alive for the call, and
         // C is exclusive.
         let code = unsafe { (self.rknn.api.matmul_run)(self.handle) };
+        if code == ffi::code::TIMEOUT || (code != ffi::code::SUCC && begun.elapsed() > TIMED_OUT) {
+            log::warn!(
+                "the NPU did not finish {}: the kernel's driver resets all cores then, and what other programs run on \
+                 them fails, too",
+                describe(&self.info)
+            );
+        }
         check("rknn_matmul_run", code, || describe(&self.info))
     }
 
-    fn bind(&mut self, index: usize, memory: &TensorMemory) -> Result<()> {
+    fn bind_one(&mut self, index: usize, memory: &TensorMemory) -> Result<()> {
         self.bound[index] = 0;
         let attr: &mut TensorAttr = match index {
             0 => &mut self.attr.a,
@@ -302,7 +382,7 @@ impl Context {
             // context itself gave.
             unsafe { (api.matmul_set_io_mem)(self.handle, memory.raw, attr) }
         });
-        check("rknn_matmul_set_io_mem", code, || {
+        check_with_room("rknn_matmul_set_io_mem", code, self.ran, || {
             format!(
                 "operand {} of {}",
                 ["A", "B", "C"][index],

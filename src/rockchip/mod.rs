@@ -67,6 +67,7 @@ impl RkDevice {
     pub fn start(rknn: Arc<Rknn>, target: impl Into<Target>) -> Result<Self> {
         let mut device = Self::untested(rknn, target)?;
         device.passed = selftest::run(&device.npu, &device.target.rules)?;
+        device.npu.prove_shapes();
         Ok(device)
     }
 

@@ -10,11 +10,16 @@ from harness import DEVICE, Case, cpu_env, device_env, our_lines, server
 PROMPT = "The sea is"
 TOKENS = 8
 
+# The words of a prompt of 60 tokens.
+LONG_PROMPT = ("The sea is wide and the wind is cold, and the old man in the boat looks at the gulls that fly over the waves. He "
+               "thinks of the harbour, of the lamps in the windows, and of the bread that his wife has put on the table for him")
+
 # Calls that the device needs before it can be offered at all, and calls far behind that.
 START_FAULTS = ["rknn_matmul_create:1=-1", "rknn_create_mem:1=-1", "rknn_matmul_run:1=-1", "rknn_query:1=-1",
                 "rknn_matmul_set_io_mem:1=-1", "rknn_matmul_set_core_mask:1=-1"]
-LATE_FAULTS = [f"{call}{plus}=-1" for call in ["rknn_matmul_create:45", "rknn_matmul_run:2000",
-                                                "rknn_matmul_set_io_mem:1000"] for plus in ["", "+"]]
+LATE_FAULTS = ["rknn_matmul_create:150+=-1",
+               *(f"{call}{plus}=-1" for call in ["rknn_matmul_run:2000", "rknn_matmul_set_io_mem:2000"]
+                 for plus in ["", "+"])]
 
 
 class BadInput(Case):
@@ -82,6 +87,34 @@ class BadInput(Case):
                 causes = [line for line in our_lines(done.log) if fault.split(":")[0] in line]
                 self.assertEqual(len(causes), 1, done.log[-2000:])
                 self.assertIn("MUL_MAT", causes[0])
+
+    def test_context_that_is_refused_once(self):
+        # Nothing has run on it, and the code may stand for a lack of memory: it is asked for again.
+        fault = device_env(GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_create:150=-1")
+        self.assertEqual(self.text(fault), self.text(device_env()))
+
+    def test_rows_that_are_computed_wrong_are_computed_in_other_calls(self):
+        for fault, repeat in [("rknn_matmul_run:M64=0", 1), ("rknn_matmul_run:M512=0", 9)]:
+            with self.subTest(fault):
+                def text(repeat=repeat, **settings):
+                    return self.complete(" ".join([LONG_PROMPT] * repeat), TOKENS, device_env(**settings), "-v")
+
+                done = text(GGML_RUST_NPU_SIM_FAULTS=fault)
+                self.assertEqual(done.out, text().out)
+                m = fault.split(":")[1].split("=")[0].replace("M", "M=")
+                self.assertTrue(any(m in line and "take their place" in line for line in done.ours("W")), done.ours())
+
+    def test_shape_that_is_computed_wrong_gives_an_error_and_no_text(self):
+        for rows, prompt in [(64, 60), (512, 500)]:
+            fault = f"rknn_matmul_run:M{rows}K576=0"
+            with self.subTest(fault):
+                done = self.run_tool("llama-bench", "-v", "-m", self.model(), "-p", prompt, "-n", 0, "-r", 1,
+                                     env=device_env(GGML_RUST_NPU_SIM_FAULTS=fault))
+                self.assertNotEqual(done.code, 0, "the run succeeded")
+                causes = [line for line in done.log.splitlines()
+                          if line.startswith("ggml-rust-npu: ") and "first use" in line]
+                self.assertEqual(len(causes), 1, done.log[-2000:])
+                self.assertIn(f"M={rows} K=576", causes[0])
 
     def test_server_survives_a_failing_call(self):
         fault = device_env(GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_run:3000+=-1")

@@ -11,10 +11,10 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::context::{self, MatmulContext, TensorName};
 use super::domain::Attached;
+use super::traffic::{Alone, UnderWay};
 use super::{ChipState, MACHINES, SLOTS, compute, profile, vendor_error};
 use crate::ffi::{
     Api, CoreMask, IoAttr, MAX_DYNAMIC_SHAPES, MatmulCtx, MatmulInfo, MatmulShape, MemSync,
@@ -35,29 +35,6 @@ fn guarded_mem(body: impl FnOnce() -> Result<*mut TensorMem, c_int>) -> *mut Ten
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(mem)) => mem,
         _ => std::ptr::null_mut(),
-    }
-}
-
-/// A machine whose functions no other thread may call, but for `rknn_matmul_run`.
-///
-/// SOURCE: airockchip/rknn-toolkit2 issue 533: memory that one thread makes or frees with a context that another one
-/// uses ends in failed submissions, lockups and kernel panics (librknnrt 2.3.2, driver 0.9.6). Whether separate
-/// contexts are safe is not known; rk-llama.cpp runs them from several threads, and does no more there.
-struct Alone(Arc<ChipState>);
-
-impl Alone {
-    fn enter(state: &Arc<ChipState>, symbol: &str) -> Result<Self, c_int> {
-        if state.entered.swap(true, Ordering::AcqRel) {
-            vendor_error!("{symbol}: another thread is in the library");
-            return Err(code::FAIL);
-        }
-        Ok(Self(Arc::clone(state)))
-    }
-}
-
-impl Drop for Alone {
-    fn drop(&mut self) {
-        self.0.entered.store(false, Ordering::Release);
     }
 }
 
@@ -298,9 +275,10 @@ pub(super) unsafe extern "C" fn matmul_set_quant_params(
 pub(super) unsafe extern "C" fn matmul_run(ctx: MatmulCtx) -> c_int {
     guarded(|| {
         let context = running(ctx, "rknn_matmul_run")?;
+        let under_way = UnderWay::begin(&context.state.traffic)?;
         // SAFETY: the C contract: nothing else uses bound memory, and concurrent runs write
         // separate memory.
-        unsafe { context.run() }
+        unsafe { context.run(&under_way) }
     })
 }
 

@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use super::profile::{self, Accepted, Dims};
 use super::run::{Operand, RunRequest};
 use super::tensor_mem::{DOMAINS, MemoryRange};
-use super::{ChipState, compute, lock, vendor_error};
+use super::traffic::UnderWay;
+use super::{ChipState, WrongRows, compute, lock, vendor_error};
 use crate::ffi::{CoreMask, IoAttr, Layout, MatmulCtx, MatmulInfo, MatmulShape, TensorMem, code};
 use crate::layout::Elem;
 
@@ -92,6 +93,14 @@ pub(super) fn create(
         .iter()
         .map(|shape| profile::check_shape(&state.options, &accepted.layout, *shape))
         .collect::<Result<Vec<_>, _>>()?;
+    let ends =
+        |shape: &&Dims| profile::ends_the_process(state.options.soc, &accepted.layout, **shape);
+    if let Some(Dims { m, k, n }) = shapes.iter().find(ends) {
+        vendor_error!("Failed to config layer: 'matmul', Fatal Error");
+        let reason = format!("the library ends the process on M = {m}, K = {k}, N = {n}");
+        state.traffic.lock_up(&reason);
+        return Err(code::FAIL);
+    }
     let attrs = shapes
         .iter()
         .map(|shape| profile::io_attr(&accepted, *shape))
@@ -234,6 +243,15 @@ impl MatmulContext {
         lock(&self.settings).scales[tensor as usize] = scale;
     }
 
+    /// Returns `true` if results of this shape are wrong on request.
+    fn is_spoilt(&self, shape: Dims) -> bool {
+        let Dims { m, k, .. } = shape;
+        [None, Some(k)]
+            .map(|k| WrongRows { m, k })
+            .iter()
+            .any(|wrong| self.state.injector.expects(*wrong))
+    }
+
     /// Implements `rknn_matmul_set_dynamic_shape`.
     pub(super) fn set_dynamic_shape(&self, shape: MatmulShape) -> Result<(), c_int> {
         let equal = |have: &Dims| {
@@ -264,7 +282,7 @@ impl MatmulContext {
     /// # Safety
     /// - Nothing else uses the bound memory during the call, and no two concurrent runs write the
     ///   same C or write what another reads.
-    pub(super) unsafe fn run(&self) -> Result<(), c_int> {
+    pub(super) unsafe fn run(&self, under_way: &UnderWay) -> Result<(), c_int> {
         if self.running.swap(true, Ordering::Acquire) {
             vendor_error!("rknn_matmul_run, the context is running in another thread");
             return Err(code::FAIL);
@@ -287,9 +305,18 @@ impl MatmulContext {
             return Err(code::PARAM_INVALID);
         };
         drop(settings);
+        let mut has_company = under_way.has_company();
+        std::thread::sleep(self.state.options.run_time);
+        has_company |= under_way.has_company();
         if !self.state.options.compute {
             return Ok(());
         }
+        let b = match b {
+            Operand::Bound(view) if self.state.options.mixed_views && has_company => {
+                Operand::Bound(view.without_offset())
+            }
+            b => b,
+        };
         let request = RunRequest {
             shape,
             accepted: &self.accepted,
@@ -297,7 +324,7 @@ impl MatmulContext {
             a: &a,
             b: &b,
             c: &c,
-            spoilt: self.state.injector.expects(super::WrongRows(shape.m)),
+            spoilt: self.is_spoilt(shape),
         };
         // SAFETY: passed on to the caller.
         unsafe { request.execute() }

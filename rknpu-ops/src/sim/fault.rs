@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! fault = function ":" nth [ "+" ] "=" code        rknn_matmul_run:3=-1   rknn_create_mem:10+=-4
-//!       | "rknn_matmul_run:M" rows "=0"            rknn_matmul_run:M2=0
+//!       | "rknn_matmul_run:M" rows [ "K" k ] "=0"  rknn_matmul_run:M2=0   rknn_matmul_run:M64K576=0
 //! ```
 //!
 //! `code` is a negative return code; functions that return a pointer return null for every code.
-//! The second form is a silent fault: each run with this M returns 0 and leaves wrong numbers in C.
+//! The second form is a silent fault: each run with this M (and this K, if there is one) returns 0 and leaves wrong numbers
+//! in C.
 //! The rest of the grammar is in [`sim_common::fault`].
 
 use std::ffi::c_int;
@@ -21,11 +22,16 @@ const RUN: &str = "rknn_matmul_run";
 /// One kind of call that fails.
 pub type Fault = FaultOf<WrongRows>;
 
-/// Each run with this M returns 0, and its result is wrong.
+/// Each run with this M, and this K if there is one, returns 0, and its result is wrong.
 // SOURCE: librknnrt 1.5.2 computes M = 2 wrong in every call, FP16 and INT8 (observed under
 // qemu-aarch64, 2026-11-22).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WrongRows(pub usize);
+pub struct WrongRows {
+    /// M of the runs.
+    pub m: usize,
+    /// K of the runs; all if there is none.
+    pub k: Option<usize>,
+}
 
 impl Grammar for WrongRows {
     const SYMBOLS: &'static [&'static str] = SYMBOLS;
@@ -34,7 +40,7 @@ impl Grammar for WrongRows {
     fn syntax() -> String {
         let functions = SYMBOLS.join(", ");
         format!(
-            "function:nth=code or function:nth+=code with function one of {functions}, or {RUN}:M<rows>=0"
+            "function:nth=code or function:nth+=code with function one of {functions}, or {RUN}:M<rows>=0, {RUN}:M<rows>K<k>=0"
         )
     }
 
@@ -49,8 +55,13 @@ impl Grammar for WrongRows {
     fn event(name: &str, nth: &str, what: &str) -> Option<Result<Fault, &'static str>> {
         let rows = nth.strip_prefix('M')?;
         (name == RUN && what == "0").then(|| {
+            let (rows, k) = match rows.split_once('K') {
+                Some((rows, k)) => (rows, Some(k.parse().map_err(|_| "K is not an integer")?)),
+                None => (rows, None),
+            };
+            let m = rows.parse().map_err(|_| "M is not an integer")?;
             Ok(Fault {
-                effect: Effect::Event(Self(rows.parse().map_err(|_| "M is not an integer")?)),
+                effect: Effect::Event(Self { m, k }),
                 when: When::From(1),
             })
         })

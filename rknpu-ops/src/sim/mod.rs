@@ -6,7 +6,7 @@
 //!                              +-> profile.rs   what a chip accepts: types, alignments, limits, layouts
 //!                              +-> context.rs   contexts: creation, binding;  run.rs  one run
 //!                              +-> tensor_mem.rs  allocations, views, the device's own copy (strict coherence)
-//!                              +-> domain.rs    which I/O domain is attached
+//!                              +-> domain.rs    which I/O domain is attached;  traffic.rs  which calls are under way
 //!                              +-> compute.rs   C = A * B over native layouts;  kernel.rs  its inner loops
 //! ```
 //!
@@ -20,8 +20,13 @@
 //! - `set_io_mem` copies A and B that are not native at call time, and binds native ones;
 //! - with [`Coherence::Strict`] the device has its own copy of memory, which only `mem_sync` on the
 //!   allocation itself (not on a view) brings up to date: a missing sync shows as poison;
-//! - one thread at a time in all functions but `rknn_matmul_run`, one run at a time in a context, no splitting of a matmul over cores, 2 GiB for each of 16 I/O
-//!   domains (the cap of rk-llama.cpp), of which one is attached at a time, one file descriptor for each allocation;
+//! - runs of several contexts side by side, or one call of another kind: a call that makes, binds, syncs or drops something
+//!   during a run locks the machine up;
+//! - one run at a time in a context, no splitting of a matmul over cores;
+//! - results are wrong in memory that was not cleaned (`mem_sync` to the device) after it was made, and, with strict
+//!   coherence, in memory that the CPU wrote since;
+//! - 2 GiB for each of 16 I/O domains (the cap of rk-llama.cpp), of which one is attached at a time, one file descriptor for
+//!   each allocation;
 //! - types that the chip has but the library gets wrong give zeros.
 //!
 //! The threads that call `run` are the NPU cores: the stand-in starts none. Diagnostics go to the
@@ -51,6 +56,7 @@ mod kernel;
 mod profile;
 mod run;
 mod tensor_mem;
+mod traffic;
 
 pub use fault::{Fault, WrongRows, parse_faults};
 pub use sim_common::fault::{Effect, FaultError, When};
@@ -81,6 +87,14 @@ pub struct Options {
     /// `false` if a run returns at once and leaves C unchanged, to measure everything but the
     /// device.
     pub compute: bool,
+    /// Time that each run takes at least.
+    pub run_time: Duration,
+    /// `true` if all I/O domains share the addresses of one, as in a kernel whose switch does nothing and succeeds.
+    // SOURCE: rknpu_iommu.c of the vendor's driver: kernels built without CONFIG_NO_GKI have stubs for the switch.
+    pub one_address_space: bool,
+    /// `true` if weights in a view with an offset are read without it while another run is under way.
+    // SOURCE: pty819/rk-llama.cpp reports wrong results of such views with two driver threads; the cause is not known.
+    pub mixed_views: bool,
 }
 
 impl Options {
@@ -104,6 +118,9 @@ impl Options {
             domain_patience: Duration::from_secs(60),
             tiles: Vec::new(),
             compute: true,
+            run_time: Duration::ZERO,
+            one_address_space: false,
+            mixed_views: false,
         }
     }
 
@@ -166,6 +183,12 @@ impl Machine {
         self.state.attachment.switches()
     }
 
+    /// Returns the reason why it answers no more, if a call broke a rule that ends real machines.
+    #[must_use]
+    pub fn locked_up(&self) -> Option<String> {
+        self.state.traffic.locked_up()
+    }
+
     /// Returns the number of calls of the function with the vendor's name `symbol`; 0 for an
     /// unknown name.
     #[must_use]
@@ -188,8 +211,7 @@ struct ChipState {
     mems: tensor_mem::MemoryTable,
     attachment: domain::Attachment,
     contexts: AtomicUsize,
-    /// `true` while a thread is in a function that is not `rknn_matmul_run`.
-    entered: AtomicBool,
+    traffic: traffic::Traffic,
     /// `true` after the warning about multi-core masks.
     mask_warned: AtomicBool,
 }
@@ -203,10 +225,10 @@ static MACHINES: Slots<ChipState> = Slots::new();
 pub fn start(options: Options) -> Result<Machine, StartError> {
     let state = Arc::new(ChipState {
         injector: Injector::new(options.faults.clone()),
-        mems: tensor_mem::MemoryTable::new(options.coherence),
+        mems: tensor_mem::MemoryTable::new(options.coherence, options.one_address_space),
         attachment: domain::Attachment::new(options.domain_patience),
         contexts: AtomicUsize::new(0),
-        entered: AtomicBool::new(false),
+        traffic: traffic::Traffic::default(),
         mask_warned: AtomicBool::new(false),
         options,
     });

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::compute::{self, Multiplication};
 use super::profile::{Accepted, Dims};
 use super::tensor_mem::{DeviceAllocation, DeviceSide, MemoryRange};
-use super::vendor_error;
+use super::{POISON, vendor_error};
 use crate::ffi::code;
 
 /// Source of an operand of a run.
@@ -59,6 +59,8 @@ impl RunRequest<'_> {
             }
         }
         // SAFETY: the caller does not use C during the call.
+        let is_clean = unsafe { self.c.is_clean(c_len) };
+        // SAFETY: the caller does not use C during the call.
         unsafe { self.c.make_stale(c_len) };
         let mut sides = Sides(Vec::with_capacity(3));
         for operand in [self.a, self.b] {
@@ -91,6 +93,12 @@ impl RunRequest<'_> {
             let atom = 16.min(c_len);
             c.copy_within(..c_len - atom, atom);
             c[..atom].fill(0);
+        }
+        if !is_clean {
+            vendor_error!(
+                "dirty lines of the CPU's cache are written back over {c_len} bytes of results"
+            );
+            c.fill(POISON);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Safe wrappers of the C functions, operands in every layout, and the reference.
 
 use std::ffi::c_int;
-use std::sync::Mutex;
+use std::sync::RwLock;
 
 use half::f16;
 use rknpu_ops::ffi::{
@@ -17,8 +17,8 @@ pub struct Npu {
     pub machine: Machine,
     pub api: Api,
     pub soc: Soc,
-    /// Held by threads that share the machine, but for runs.
-    calls: Mutex<()>,
+    /// Held by threads that share the machine: together for runs, alone for all other calls.
+    calls: RwLock<()>,
 }
 
 /// Tensor memory; the tests destroy it themselves.
@@ -38,7 +38,7 @@ impl Npu {
             machine,
             api,
             soc,
-            calls: Mutex::default(),
+            calls: RwLock::default(),
         }
     }
 
@@ -103,6 +103,11 @@ impl Npu {
         unsafe { (self.api.mem_sync)(ctx, mem.0, mode) }
     }
 
+    /// Cleans memory for results, so that no line of it is in the CPU's cache.
+    pub fn clean(&self, ctx: MatmulCtx, mem: Mem) {
+        assert_eq!(self.sync(ctx, mem, MemSync::TO_DEVICE), 0);
+    }
+
     pub fn set(&self, ctx: MatmulCtx, mem: Mem, mut attr: TensorAttr) -> c_int {
         // SAFETY: both point at objects of their types.
         unsafe { (self.api.matmul_set_io_mem)(ctx, mem.0, &mut attr) }
@@ -125,10 +130,10 @@ impl Npu {
 
     /// Everything from creation to destruction; the bytes of C.
     pub fn multiply(&self, info: MatmulInfo, a: &[u8], b: &[u8]) -> Result<Vec<u8>, c_int> {
-        let alone = self.calls.lock().unwrap();
+        let alone = self.calls.write().unwrap();
         let (ctx, attr) = self.create(info)?;
         let mems = [attr.a, attr.b, attr.c].map(|attr| self.mem(ctx, attr.size).unwrap());
-        for (mem, bytes) in mems.iter().zip([a, b]) {
+        for (mem, bytes) in mems.iter().zip([a, b, &[]]) {
             mem.write(bytes);
             assert_eq!(self.sync(ctx, *mem, MemSync::TO_DEVICE), 0);
         }
@@ -138,8 +143,10 @@ impl Npu {
             self.set(ctx, mems[2], attr.c),
         ];
         drop(alone);
+        let together = self.calls.read().unwrap();
         let codes = codes.into_iter().chain([self.run(ctx)]);
-        let _alone = self.calls.lock().unwrap();
+        drop(together);
+        let _alone = self.calls.write().unwrap();
         let failed = codes.into_iter().find(|code| *code != 0);
         let result = failed.map_or(Ok(()), Err);
         assert_eq!(self.sync(ctx, mems[2], MemSync::FROM_DEVICE), 0);

@@ -7,7 +7,7 @@ use rknpu_ops::ffi::{MatmulCtx, MatmulType, MemSync};
 use rknpu_ops::layout::Soc;
 use rknpu_ops::sim::Options;
 
-use crate::common::{Mem, Npu, Problem, info};
+use crate::common::{Mem, Npu, Problem};
 
 const I8: MatmulType = MatmulType::I8_I8_I32;
 
@@ -59,9 +59,8 @@ fn a_domain_waits_while_another_one_runs_and_gives_up() {
     let npu = Npu::with(options);
     let problem = Problem::random(Soc::Rk3588, I8, [64, 1024, 256], 2);
     let (zero, _) = bound(&npu, &problem);
-    let mut request = info(I8, [1, 32, 32]);
-    request.iommu_domain_id = 1;
-    let (one, _) = npu.create(request).unwrap();
+    let small = Problem::random(Soc::Rk3588, I8, [1, 32, 32], 3);
+    let (one, _) = bound(&npu, &in_domain(&small, 1));
     let (stop, mut refused) = (AtomicBool::new(false), false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -73,20 +72,13 @@ fn a_domain_waits_while_another_one_runs_and_gives_up() {
         // A busy machine may run the threads one after the other for a while.
         let deadline = Instant::now() + Duration::from_secs(60);
         while !refused && Instant::now() < deadline {
-            match npu.mem(one, 64) {
-                None => refused = true,
-                Some(mem) => {
-                    while npu.destroy_mem(one, mem) != 0 {
-                        std::thread::yield_now();
-                    }
-                }
-            }
+            refused = npu.run(one) != 0;
             std::thread::yield_now();
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(refused, "a run and another domain went on at the same time");
-    assert!(npu.mem(one, 64).is_some(), "nobody uses domain 0 any more");
+    assert!(refused, "runs in two domains went on at the same time");
+    assert_eq!(npu.run(one), 0, "nothing uses domain 0 any more");
 }
 
 #[test]

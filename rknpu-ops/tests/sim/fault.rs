@@ -11,13 +11,20 @@ use crate::common::{Npu, Problem, info, start};
 #[test]
 fn fault_lists_are_read() {
     let faults =
-        parse_faults(" rknn_matmul_run:3=-1 ,rknn_create_mem:10+=-4,rknn_matmul_run:M2=0,")
+        parse_faults(" rknn_matmul_run:3=-1 ,rknn_create_mem:10+=-4,rknn_matmul_run:M2=0,rknn_matmul_run:M64K576=0,")
             .unwrap();
     let fault = |effect, when| Fault { effect, when };
     let want = [
         fault(Effect::Code("rknn_matmul_run", -1), When::Nth(3)),
         fault(Effect::Code("rknn_create_mem", -4), When::From(10)),
-        fault(Effect::Event(WrongRows(2)), When::From(1)),
+        fault(Effect::Event(WrongRows { m: 2, k: None }), When::From(1)),
+        fault(
+            Effect::Event(WrongRows {
+                m: 64,
+                k: Some(576),
+            }),
+            When::From(1),
+        ),
     ];
     assert_eq!(faults, want);
     assert_eq!(parse_faults(""), Ok(vec![]));
@@ -32,6 +39,7 @@ fn malformed_faults_are_named() {
         ("rknn_matmul_run:1=x", "the code is not an integer"),
         ("rknn_matmul_run:1=0", "the code is not negative"),
         ("rknn_matmul_run:Mx=0", "M is not an integer"),
+        ("rknn_matmul_run:M2Kx=0", "K is not an integer"),
         ("rknn_matmul_run:M2=-1", "the count is not an integer"),
         ("rknn_create_mem:M2=0", "the code is not negative"),
         ("rknn_matmul_run:x=-1", "the count is not an integer"),
@@ -65,6 +73,7 @@ fn the_nth_call_fails_and_no_other() {
     for (mem, attr) in mems.iter().zip([attr.a, attr.b, attr.c]) {
         assert_eq!(npu.set(ctx, *mem, attr), 0);
     }
+    npu.clean(ctx, mems[2]);
     assert_eq!([npu.run(ctx), npu.run(ctx), npu.run(ctx)], [0, -2, 0]);
     problem.check(&mems[2].read(), "after a fault");
     assert_eq!(npu.machine.calls("rknn_matmul_run"), 3);

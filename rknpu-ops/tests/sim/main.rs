@@ -1,4 +1,5 @@
-//! The stand-in for librknnrt, seen through its C functions: results, rules, memory, faults, speed.
+//! The stand-in for librknnrt, seen through its C functions: results, rules, memory, faults, calls
+//! that meet, speed.
 #![expect(unsafe_code, reason = "the functions under test are C functions")]
 #![expect(
     clippy::cast_possible_truncation,
@@ -13,3 +14,4 @@ mod memory;
 mod results;
 mod rules;
 mod speed;
+mod traffic;

@@ -28,6 +28,7 @@ fn bound(npu: &Npu, problem: &Problem) -> (MatmulCtx, IoAttr, [Mem; 3]) {
     for (mem, attr) in mems.iter().zip([attr.a, attr.b, attr.c]) {
         assert_eq!(npu.set(ctx, *mem, attr), 0);
     }
+    npu.clean(ctx, mems[2]);
     (ctx, attr, mems)
 }
 

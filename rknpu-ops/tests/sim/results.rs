@@ -170,6 +170,7 @@ fn a_scale_brings_i8_results_into_range() {
     for (mem, attr) in mems.iter().zip([attr.a, attr.b, attr.c]) {
         assert_eq!(npu.set(ctx, *mem, attr), 0);
     }
+    npu.clean(ctx, mems[2]);
     let (mut scale, mut zp) = (4096f32, 0);
     let mut params = QuantParams {
         name: attr.c.name,
@@ -239,6 +240,7 @@ fn a_dynamic_context_runs_each_of_its_shapes() {
     let (ctx, attrs) = npu.create_dynamic(zero, &mut shapes).unwrap();
     let largest = attrs[2];
     let mems = [largest.a, largest.b, largest.c].map(|attr| npu.mem(ctx, attr.size).unwrap());
+    npu.clean(ctx, mems[2]);
     for (shape, attr) in shapes.into_iter().zip(attrs) {
         let m = usize::try_from(shape.m).unwrap();
         let problem = Problem::random(Soc::Rk3588, MatmulType::F16_F16_F32, [m, 64, 32], 11);

@@ -61,6 +61,8 @@ fn shapes_are_checked() {
         let npu = Npu::new(soc);
         let made = npu.create(info(matmul_type, shape));
         assert_eq!(made.err(), want, "{soc:?} {matmul_type:?} {shape:?}");
+        // The vendor's library ends the process on the one that fails.
+        assert_eq!(npu.machine.locked_up().is_some(), want == Some(-1));
     }
     let npu = Npu::new(Soc::Rk3588);
     let mut negative = info(I8, [1, 32, 32]);

@@ -1,5 +1,6 @@
 //! One NPU core: runs its share of a call and writes its columns of the result.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,15 +8,17 @@ use std::time::{Duration, Instant};
 use rknpu_ops::ffi::{CoreMask, MatmulInfo};
 use rknpu_ops::int4::{self, Digits, Product, ScaledOutput, SumElem};
 use rknpu_ops::pack::{self, NativeOutput, OutputRows, Rows};
+use rknpu_ops::proof::{Comparison, Run};
 
 use super::activation::Activations;
 use super::recent::Recent;
 use super::scratch::StageScratch;
+use super::wave::{self, Step, Wave};
 use super::weight::WeightSlice;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host_memory::RowsMut;
 use crate::rockchip::caps::{DIGITS, Precision};
-use crate::rockchip::driver::{Context, Rknn, RunOperands};
+use crate::rockchip::driver::{Context, Memory, MemoryView, Rknn, RunOperands, Runs};
 use crate::rockchip::layout::MAX_SEGMENTS;
 
 /// Shape of a context.
@@ -32,10 +35,14 @@ struct CallShape {
 #[derive(Debug)]
 pub(super) struct Core {
     mask: Option<CoreMask>,
-    /// One for each distinct shape of weights and M.
-    contexts: Recent<CallShape, Context>,
+    /// For each distinct shape of weights and M, as many as a wave has runs.
+    contexts: Recent<(CallShape, usize), Context>,
     results: StageScratch,
-    /// Time in the vendor's calls that run it, since [`Self::run_chunks`] began.
+    /// Chunks that it computes in this call.
+    chunks: Range<usize>,
+    /// Shapes whose results agreed with the CPU's, with the most rows for which they did.
+    proven: HashMap<CallShape, usize>,
+    /// Time in the vendor's calls that run it, since [`Self::begin`].
     pub(super) ran: Duration,
 }
 
@@ -55,7 +62,9 @@ impl Core {
         Self {
             mask,
             contexts: Recent::new(contexts),
-            results: StageScratch::new(results),
+            results: StageScratch::for_results(results),
+            chunks: 0..0,
+            proven: HashMap::new(),
             ran: Duration::ZERO,
         }
     }
@@ -66,52 +75,133 @@ impl Core {
         self.results.clear();
     }
 
-    /// Steps 3 and 4 for the chunks of this core, which are the columns of `dst`.
-    pub(super) fn run_chunks(
-        &mut self,
-        call: &CoreCall,
-        chunks: Range<usize>,
-        dst: &mut RowsMut,
-    ) -> Result<()> {
-        let layout = &call.w.weights.layout;
-        let a_bytes = layout.native.a.bytes(call.shape().m, layout.segment_k);
-        let c_bytes = layout.native.c.bytes(call.shape().m, layout.chunk_n);
+    /// Begins a call in which this core computes `chunks`.
+    pub(super) fn begin(&mut self, chunks: Range<usize>) {
+        self.chunks = chunks;
         self.ran = Duration::ZERO;
         self.results.begin();
-        for chunk in chunks {
-            for segment in 0..layout.segments {
-                let c = self
-                    .results
-                    .reserve(call.w.memory.anchor(), segment, c_bytes)?;
-                let a = call
-                    .activations
-                    .native
-                    .get(call.w.memory.anchor(), segment, a_bytes);
-                let b = &call.w.weights.blocks[layout.block(call.w.slice, chunk, segment)];
-                let mask = self.mask;
-                let context = self
-                    .contexts
-                    .get_or_make(call.shape(), || call.context(mask))?;
-                let begun = Instant::now();
-                context.run(RunOperands { a, b, c })?;
-                c.sync_from_device()?;
-                self.ran += begun.elapsed();
-            }
-            let columns = layout.chunk_rows(chunk).len();
-            self.unpack(call, chunk, c_bytes, &mut dst.split_columns(columns));
+    }
+
+    /// Divides a call that takes most chunks on this core.
+    pub(super) fn waves(&self, call: &CoreCall) -> impl Iterator<Item = Wave> + use<> {
+        let (contexts, results) = (self.contexts.limit(), self.results.limit());
+        wave::waves(
+            &call.w.weights.layout,
+            self.chunks.len(),
+            contexts,
+            call.c_bytes(),
+            results,
+        )
+    }
+
+    /// Makes everything that the runs of a wave need, and binds it. Nothing runs meanwhile.
+    pub(super) fn prepare(&mut self, call: &CoreCall, wave: &Wave) -> Result<()> {
+        let anchor = call.w.memory.anchor();
+        for step in wave.steps(&self.chunks, call.segments()) {
+            let c = self.results.reserve(anchor, step.result, call.c_bytes())?;
+            let mask = self.mask;
+            let key = (call.shape(), step.context);
+            let context = self.contexts.get_or_make(key, || call.context(mask))?;
+            context.bind(&call.operands(step, c))?;
         }
         Ok(())
     }
 
-    /// Step 4: sums the segments of a chunk and scales them into the columns of `dst`.
-    fn unpack(&self, call: &CoreCall, chunk: usize, c_bytes: usize, dst: &mut RowsMut) {
+    /// Step 3: the runs of a wave, beside those of other cores.
+    pub(super) fn run(&mut self, call: &CoreCall, wave: &Wave, runs: &Runs) -> Result<()> {
+        let anchor = call.w.memory.anchor();
+        let begun = Instant::now();
+        for step in wave.steps(&self.chunks, call.segments()) {
+            let c = self.results.get_mut(anchor, step.result, call.c_bytes());
+            let Some(context) = self.contexts.get_mut((call.shape(), step.context)) else {
+                unreachable!("`prepare` makes as many contexts as are kept at least");
+            };
+            context.run(runs, &mut call.operands(step, c))?;
+        }
+        self.ran += begun.elapsed();
+        Ok(())
+    }
+
+    /// Makes the results of a wave visible. Nothing runs meanwhile.
+    pub(super) fn fetch(&mut self, call: &CoreCall, wave: &Wave) -> Result<()> {
+        let anchor = call.w.memory.anchor();
+        let begun = Instant::now();
+        for step in wave.steps(&self.chunks, call.segments()) {
+            let c = self.results.get_mut(anchor, step.result, call.c_bytes());
+            c.sync_from_device()?;
+        }
+        self.ran += begun.elapsed();
+        Ok(())
+    }
+
+    /// Returns `true` if results of the call's shape, with as many rows, have not been compared with the CPU's.
+    pub(super) fn is_unproven(&self, call: &CoreCall) -> bool {
+        let rows = self.proven.get(&call.shape());
+        rows.is_none_or(|rows| *rows < call.rows)
+    }
+
+    /// Compares results of a wave with the CPU's, from the bytes of the weights' memory.
+    ///
+    /// # Errors
+    /// `WrongSums` if any is wrong.
+    pub(super) fn prove(&mut self, call: &CoreCall, wave: &Wave, weights: &[u8]) -> Result<()> {
+        let (anchor, shape) = (call.w.memory.anchor(), call.shape());
+        let layout = &call.w.weights.layout;
+        let mut all = Comparison::default();
+        for step in wave.steps(&self.chunks, call.segments()) {
+            let run = Run {
+                layout: &layout.native,
+                shape: [shape.m, shape.k, shape.n],
+                a: call.operand_a(step).bytes(),
+                b: &weights[call.operand_b(step).range()],
+                c: self
+                    .results
+                    .get(anchor, step.result, call.c_bytes())
+                    .bytes(),
+            };
+            let have = run.compare();
+            all.sums += have.sums;
+            all.telling += have.telling;
+            all.wrong += have.wrong;
+        }
+        if all.wrong > 0 {
+            let CallShape { m, k, n, .. } = shape;
+            return Err(Error::WrongSums {
+                what: format!("{:?} M={m} K={k} N={n}", shape.precision),
+                wrong: all.wrong,
+                sums: all.sums,
+            });
+        }
+        // Zeros say nothing.
+        if all.telling * 8 >= all.sums {
+            self.proven.insert(shape, call.rows);
+        }
+        Ok(())
+    }
+
+    /// Step 4 for the chunks of a last wave, which are the next columns of `dst`.
+    pub(super) fn unpack(&self, call: &CoreCall, wave: &Wave, dst: &mut RowsMut) {
+        let segments = call.segments();
+        for step in wave
+            .steps(&self.chunks, segments)
+            .filter(|step| step.segment + 1 == segments)
+        {
+            let columns = call.w.weights.layout.chunk_rows(step.chunk).len();
+            let first = step.result + 1 - segments;
+            self.unpack_chunk(call, step.chunk, first, &mut dst.split_columns(columns));
+        }
+    }
+
+    /// Sums the segments of a chunk, whose results begin with number `first`, and scales them into the columns of `dst`.
+    fn unpack_chunk(&self, call: &CoreCall, chunk: usize, first: usize, dst: &mut RowsMut) {
         let layout = &call.w.weights.layout;
         let segments = 0..layout.segments;
+        let c_bytes = call.c_bytes();
         let bytes = |segment| {
-            &self
+            let memory = self
                 .results
-                .get(call.w.memory.anchor(), segment, c_bytes)
-                .bytes()[..c_bytes]
+                .get(call.w.memory.anchor(), first + segment, c_bytes);
+            &memory.bytes()[..c_bytes]
         };
         let (c, scales) = (layout.native.c, &call.activations.scales[..]);
         let columns = layout.chunk_rows(chunk).len();
@@ -201,6 +291,35 @@ fn unpack_scaled<T: SumElem>(
 }
 
 impl CoreCall<'_> {
+    fn segments(&self) -> usize {
+        self.w.weights.layout.segments
+    }
+
+    /// Returns the bytes of the results of one run.
+    fn c_bytes(&self) -> usize {
+        let layout = &self.w.weights.layout;
+        layout.native.c.bytes(self.shape().m, layout.chunk_n)
+    }
+
+    fn operand_a(&self, step: Step) -> &Memory {
+        let layout = &self.w.weights.layout;
+        let bytes = layout.native.a.bytes(self.shape().m, layout.segment_k);
+        (self.activations.native).get(self.w.memory.anchor(), step.segment, bytes)
+    }
+
+    fn operand_b(&self, step: Step) -> &MemoryView {
+        let w = &self.w;
+        &w.weights.blocks[w.weights.layout.block(w.slice, step.chunk, step.segment)]
+    }
+
+    fn operands<'a>(&'a self, step: Step, c: &'a mut Memory) -> RunOperands<'a> {
+        RunOperands {
+            a: self.operand_a(step),
+            b: self.operand_b(step),
+            c,
+        }
+    }
+
     /// Makes a context for the call's shape.
     fn context(&self, mask: Option<CoreMask>) -> Result<Context> {
         let shape = self.shape();

@@ -12,8 +12,10 @@ use std::time::Duration;
 use rknpu_ops::ffi::MatmulInfo;
 
 use crate::error::{Error, Result};
+use crate::host_memory::system_memory;
 use crate::rockchip::caps;
 use crate::rockchip::caps::Precision;
+use crate::rockchip::device::NAME;
 use crate::rockchip::driver::{Context, Memory, Rknn};
 
 /// All address spaces of the device.
@@ -22,7 +24,7 @@ pub(super) struct Domains {
     rknn: Arc<Rknn>,
     /// Those in use so far, in order.
     begun: Mutex<Vec<BegunDomain>>,
-    limit: usize,
+    limit: AtomicUsize,
 }
 
 /// An address space that holds weights.
@@ -54,7 +56,7 @@ impl Domains {
         Ok(Self {
             rknn: Arc::clone(rknn),
             begun: Mutex::new(vec![first]),
-            limit: caps::IO_DOMAINS,
+            limit: AtomicUsize::new(caps::IO_DOMAINS),
         })
     }
 
@@ -67,8 +69,8 @@ impl Domains {
     }
 
     /// Uses at most `limit` address spaces.
-    pub(super) fn limit(&mut self, limit: usize) {
-        self.limit = limit;
+    pub(super) fn limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 
     /// Ends all address spaces and lets other processes have the NPU, if nothing of it is in use.
@@ -86,7 +88,7 @@ impl Domains {
         // Another thread may have given it back.
         self.rknn.take(Duration::ZERO)?;
         let mut shortage = None;
-        for index in 0..self.limit {
+        for index in 0..self.limit.load(Ordering::Relaxed) {
             if index == begun.len() {
                 match begin(&self.rknn, index) {
                     Ok(domain) => begun.push(domain),
@@ -108,6 +110,19 @@ impl Domains {
                     shortage = Some(error);
                     continue;
                 }
+                // A lack that passes proves nothing.
+                Err(Error::OutOfMemory { .. })
+                    if index > 0 && index + 1 == begun.len() && system_has(bytes) =>
+                {
+                    match Memory::new(&domain.anchor, bytes) {
+                        Ok(memory) => memory,
+                        Err(error) => {
+                            self.share_addresses(index, &error);
+                            begun.truncate(index);
+                            return Err(shortage.unwrap_or(error));
+                        }
+                    }
+                }
                 Err(error) => return Err(error),
             };
             domain.used_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -124,6 +139,15 @@ impl Domains {
         }))
     }
 
+    /// Uses no more than the `held` spaces that hold weights: an empty one had no memory, though the system has.
+    fn share_addresses(&self, held: usize, error: &Error) {
+        // SOURCE: rknpu_iommu.c: without CONFIG_NO_GKI the switch of spaces is a stub that succeeds.
+        log::warn!(
+            "{NAME}: this kernel has one address space for the NPU, which its {held} in use share: {error}, in an empty one"
+        );
+        self.limit(held);
+    }
+
     /// Returns the bytes that weights can still take, and the bytes that they could take in all.
     pub(super) fn bytes(&self) -> (usize, usize) {
         let begun = self.lock();
@@ -131,7 +155,7 @@ impl Domains {
             .iter()
             .map(|domain| domain.used_bytes.load(Ordering::Relaxed))
             .sum();
-        let total = self.limit * caps::DOMAIN_WEIGHT_BYTES;
+        let total = self.limit.load(Ordering::Relaxed) * caps::DOMAIN_WEIGHT_BYTES;
         (total - used.min(total), total)
     }
 
@@ -139,6 +163,12 @@ impl Domains {
         // Nothing in here panics half-way through a change.
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns `true` if the system has `bytes` of memory: a lack of addresses is the only reason left if the library has none.
+fn system_has(bytes: usize) -> bool {
+    let (free, _) = system_memory();
+    free / 2 > bytes
 }
 
 fn begin(rknn: &Arc<Rknn>, index: usize) -> Result<BegunDomain> {

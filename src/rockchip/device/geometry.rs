@@ -139,8 +139,8 @@ fn multiply_ones(
     let b = of_ones(native.b.elem, native.b.bytes(k, n))?;
     let b = b.view(0, native.b.bytes(k, n))?;
     let c_bytes = native.c.bytes(m, n);
-    let mut c = Memory::new(anchor, c_bytes)?;
-    context.run(RunOperands {
+    let mut c = Memory::for_results(anchor, c_bytes)?;
+    context.bind_and_run(RunOperands {
         a: &a,
         b: &b,
         c: &mut c,

@@ -34,6 +34,16 @@ impl<K: Copy + Eq + Hash, V> Recent<K, V> {
         }
     }
 
+    /// Returns the most values that are kept.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Returns the value of `key`, if there is one. That is no use of it.
+    pub(super) fn get_mut(&mut self, key: K) -> Option<&mut V> {
+        self.values.get_mut(&key).map(|(_, value)| value)
+    }
+
     /// Drops all values.
     pub(super) fn clear(&mut self) {
         self.values.clear();

@@ -14,6 +14,8 @@ use crate::rockchip::layout::BLOCK_ALIGN_BYTES;
 pub(super) struct StageScratch {
     /// Bytes that are kept in an address space, unless one call needs more.
     limit: usize,
+    /// The device writes to it.
+    for_results: bool,
     /// Number of the call, from [`StageScratch::begin`].
     call: u64,
     /// With the number of the last call that used it.
@@ -31,12 +33,27 @@ impl Default for StageScratch {
 }
 
 impl StageScratch {
+    /// Memory that the device reads.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             limit,
+            for_results: false,
             call: 0,
             memory: HashMap::new(),
         }
+    }
+
+    /// Memory that the device writes to.
+    pub(super) fn for_results(limit: usize) -> Self {
+        Self {
+            for_results: true,
+            ..Self::new(limit)
+        }
+    }
+
+    /// Returns the bytes that are kept in an address space.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
     }
 
     fn key(anchor: &Context, segment: usize, bytes: usize) -> Key {
@@ -66,7 +83,12 @@ impl StageScratch {
         let key = Self::key(anchor, segment, bytes);
         if !self.memory.contains_key(&key) {
             self.make_room(key.0, key.2);
-            self.memory.insert(key, (0, Memory::new(anchor, key.2)?));
+            let memory = if self.for_results {
+                Memory::for_results(anchor, key.2)?
+            } else {
+                Memory::new(anchor, key.2)?
+            };
+            self.memory.insert(key, (0, memory));
         }
         let Some((used, memory)) = self.memory.get_mut(&key) else {
             unreachable!("it was there, or was just made");
@@ -95,6 +117,20 @@ impl StageScratch {
 
     /// PANIC: `reserve` was called for the same segment and size in this call, or in one since which
     /// [`begin`](Self::begin) was not.
+    pub(super) fn get_mut(
+        &mut self,
+        anchor: &Context,
+        segment: usize,
+        bytes: usize,
+    ) -> &mut Memory {
+        let key = Self::key(anchor, segment, bytes);
+        let Some((_, memory)) = self.memory.get_mut(&key) else {
+            unreachable!("it was reserved in this call");
+        };
+        memory
+    }
+
+    /// PANIC: as for [`Self::get_mut`].
     pub(super) fn get(&self, anchor: &Context, segment: usize, bytes: usize) -> &Memory {
         &self.memory[&Self::key(anchor, segment, bytes)].1
     }

@@ -54,7 +54,7 @@ impl WeightMemory {
         &self.share.anchor
     }
 
-    fn lock(&self) -> MutexGuard<'_, Memory> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Memory> {
         // A panic while packing leaves bytes of one tensor unfinished, which its caller reports;
         // the memory is fine.
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)

@@ -93,6 +93,11 @@ pub fn npu_node() -> Option<PathBuf> {
     nodes(&Places::system()).into_iter().next()
 }
 
+/// Returns all nodes of the NPU that the kernel shows.
+pub(super) fn npu_nodes() -> Vec<PathBuf> {
+    nodes(&Places::system())
+}
+
 /// Returns the kernel's description of the NPU's device.
 #[must_use]
 pub fn npu_uevent() -> Option<String> {

@@ -1,5 +1,6 @@
 //! Memory of the library: allocations that CPU and NPU both reach, and views of them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +22,7 @@ pub(super) struct TensorMemory {
     bytes: usize,
 }
 
-// SAFETY: the library has no thread of its own for a memory; it is called by one thread at a time (`Rknn::alone`).
+// SAFETY: the library has no thread of its own for a memory; it is called by one thread at a time (`Rknn::alone`), but for runs.
 unsafe impl Send for TensorMemory {}
 // SAFETY: as for Send; the mapped bytes are only reached through `Memory`.
 unsafe impl Sync for TensorMemory {}
@@ -88,6 +89,17 @@ impl Memory {
         )?)))
     }
 
+    /// As [`Memory::new`], for results. Lines of it that the kernel's zeros left in the CPU's cache would be written back
+    /// over them, so they are cleaned once.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or `Vendor` for the cache operation.
+    pub fn for_results(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+        let memory = Self::new(context, bytes)?;
+        memory.sync_to_device()?;
+        Ok(memory)
+    }
+
     /// Returns a view of `bytes` bytes at `offset`, for the device to read.
     ///
     /// # Errors
@@ -114,6 +126,7 @@ impl Memory {
         let memory = TensorMemory::adopt(context, raw, call, bytes)?;
         Ok(MemoryView {
             memory,
+            offset,
             _parent: Arc::clone(&self.0),
         })
     }
@@ -167,5 +180,14 @@ impl Memory {
 #[derive(Debug)]
 pub struct MemoryView {
     pub(super) memory: TensorMemory,
+    offset: usize,
     _parent: Arc<TensorMemory>,
+}
+
+impl MemoryView {
+    /// Returns its bytes in the memory that it is a part of.
+    #[must_use]
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.memory.bytes
+    }
 }

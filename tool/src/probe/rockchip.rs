@@ -82,6 +82,11 @@ fn add_open(lines: &mut Lines, rknn: &Arc<Rknn>, device: &RkDevice, config: &Con
     lines.add("opened", device.description());
     lines.add("version.library", library);
     lines.add("version.driver", driver);
+    match selftest::cores(device.npu()) {
+        Ok(None) => lines.add("selftest.cores", "agree"),
+        Ok(Some(differ)) => lines.add("selftest.cores", format!("{differ} results DIFFER")),
+        Err(error) => lines.add("selftest.cores", format!("none ({error})")),
+    }
     let began = std::time::Instant::now();
     match selftest::run(device.npu(), &config.rules) {
         Ok(_) => lines.add("selftest.products", "right"),
@@ -179,7 +184,7 @@ impl Times {
                 b,
                 c: &mut c,
             };
-            timed(|| context.run(operands))
+            timed(|| context.bind_and_run(operands))
         };
         run(&b[0])?;
         let same = median(9, || run(&b[0]))?;
