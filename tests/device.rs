@@ -409,7 +409,7 @@ fn spaces_that_share_their_addresses_are_found_out_when_an_empty_one_is_full() {
     allocate().unwrap();
 }
 
-/// What two threads of the driver do to each other there, one core alone does not.
+/// Two threads of such a driver disturb each other; one core alone is right.
 #[test]
 fn one_core_is_used_if_several_disturb_each_other() {
     let mut numbers = Numbers::new(35);
