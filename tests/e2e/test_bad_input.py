@@ -17,7 +17,7 @@ LONG_PROMPT = ("The sea is wide and the wind is cold, and the old man in the boa
 # Calls that the device needs before it can be offered at all, and calls far behind that.
 START_FAULTS = ["rknn_matmul_create:1=-1", "rknn_create_mem:1=-1", "rknn_matmul_run:1=-1", "rknn_query:1=-1",
                 "rknn_matmul_set_io_mem:1=-1", "rknn_matmul_set_core_mask:1=-1"]
-LATE_FAULTS = ["rknn_matmul_create:150+=-1",
+LATE_FAULTS = ["rknn_matmul_create:81+=-1",
                *(f"{call}{plus}=-1" for call in ["rknn_matmul_run:2000", "rknn_matmul_set_io_mem:2000"]
                  for plus in ["", "+"])]
 
@@ -90,7 +90,7 @@ class BadInput(Case):
 
     def test_context_that_is_refused_once(self):
         # Nothing has run on it, and the code may stand for a lack of memory: it is asked for again.
-        fault = device_env(GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_create:150=-1")
+        fault = device_env(GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_create:81=-1")
         self.assertEqual(self.text(fault), self.text(device_env()))
 
     def test_rows_that_are_computed_wrong_are_computed_in_other_calls(self):
