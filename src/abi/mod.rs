@@ -50,7 +50,8 @@ impl NpuBackend {
         let operations = graph.iter().map(|node| &node.operation);
         let device = self.stream.device_name();
         if let Some(line) = self.coverage.computed(device, uid, operations) {
-            ::log::info!("{line}");
+            // llama.cpp's programs show lines of information only if more of them are asked for.
+            ::log::warn!("{line}");
         }
     }
 
@@ -444,7 +445,11 @@ pub unsafe extern "C" fn npu_backend_replay(
 
 /// Logs an error of a graph and returns its `NPU_STATUS_*`.
 fn failed_with(stream: &dyn Stream, what: &str, error: &Error) -> u32 {
-    ::log::error!("{}:{what} {error}", stream.device_name());
+    match error {
+        // It begins with the device's name.
+        Error::DeviceLost { .. } => ::log::error!("{error}"),
+        _ => ::log::error!("{}:{what} {error}", stream.device_name()),
+    }
     if error.is_shortage() {
         NPU_STATUS_ALLOC_FAILED
     } else {

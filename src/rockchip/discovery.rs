@@ -28,7 +28,7 @@ pub fn find(config: &Config) -> Discovery {
             let error = Error::from(refusal.clone());
             log::warn!("no device has settings, but: {error}");
         }
-        found.leave_out(NAME, why_unknown());
+        found.leave_out(NAME, why_absent(config));
         return found;
     };
     let chips = config.sim.iter().filter_map(|chip| match chip {
@@ -171,6 +171,26 @@ pub(super) fn chip_of_this_machine() -> Option<&'static RkCaps> {
     caps::by_compatible(&compatible).or_else(|| caps::by_uevent(&lock::npu_uevent()?))
 }
 
+/// Returns the reason why there is no device without a chip. A user who names a library expects one, and is told first
+/// if the file is none.
+fn why_absent(config: &Config) -> Absence {
+    let Some(library) = &config.rknn_lib else {
+        return why_unknown();
+    };
+    match Rknn::load(Some(library)) {
+        Err(error) => Absence::Failed(error),
+        Ok(_) => Absence::Unusable(format!(
+            "GGML_RUST_NPU_RKNN_LIB names {}, but {DEVICE_TREE} names no chip with an NPU: GGML_RUST_NPU_CHIP names it: {}",
+            library.display(),
+            chips()
+        )),
+    }
+}
+
+fn chips() -> String {
+    caps::ALL.map(|caps| caps.soc.name()).join(", ")
+}
+
 /// Returns the reason why no chip is known: one that is worth a warning where the kernel shows a
 /// Rockchip NPU.
 fn why_unknown() -> Absence {
@@ -179,7 +199,6 @@ fn why_unknown() -> Absence {
             "no Rockchip NPU: {DEVICE_TREE} names no chip with one"
         ));
     };
-    let names = caps::ALL.map(|caps| caps.soc.name()).join(", ");
     let reason = match std::fs::read_to_string(Path::new(DEVICE_TREE)) {
         Ok(compatible) => format!(
             "{DEVICE_TREE} names {:?}",
@@ -188,7 +207,8 @@ fn why_unknown() -> Absence {
         Err(error) => format!("{DEVICE_TREE} cannot be read ({error}), as in a container"),
     };
     Absence::Unusable(format!(
-        "{} is the node of a Rockchip NPU, but of which chip is not known: {reason}; GGML_RUST_NPU_CHIP names it: {names}",
-        node.display()
+        "{} is the node of a Rockchip NPU, but of which chip is not known: {reason}; GGML_RUST_NPU_CHIP names it: {}",
+        node.display(),
+        chips()
     ))
 }

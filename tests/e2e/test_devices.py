@@ -2,9 +2,9 @@
 
 import re
 
-from harness import DEVICE, Case, cpu_env, device_env
+from harness import DEVICE, HEXAGON, SIMULATED, Case, cpu_env, device_env
 
-from project import ROOT
+from project import ROOT, device_of
 
 LISTING = ["llama-cli", "llama-completion", "llama-server", "llama-bench", "llama-perplexity", "llama-batched-bench",
            "llama-imatrix"]
@@ -44,6 +44,14 @@ class Devices(Case):
         log = self.complete("The sea is", 4, device_env(), "-v").log
         sizes = [float(size) for size in re.findall(rf"{DEVICE}_PACKED model buffer size = +([\d.]+) MiB", log)]
         self.assertGreater(max(sizes, default=0), 100)
+
+    def test_one_line_tells_what_runs_where_without_an_option(self):
+        for chip in (HEXAGON, SIMULATED):
+            with self.subTest(chip):
+                log = self.complete("The sea is", 8, device_env(chip)).log
+                told = [line for line in log.splitlines() if "nodes of a token" in line]
+                self.assertEqual(len(told), 1, log)
+                self.assertRegex(told[0], rf"ggml-rust-npu: {device_of(chip)}: \d+ of \d+ nodes of a token, in \d+ split")
 
     def test_nothing_of_ours_runs_without_it(self):
         self.assertEqual(self.complete("The sea is", 4, cpu_env(), "-v").ours(), [])

@@ -56,7 +56,13 @@ type Case = (
 
 #[test]
 fn a_device_that_is_not_there_has_a_reason_and_an_exit_code() {
-    let cases: [Case; 6] = [
+    let cases: [Case; 7] = [
+        // Whoever names a library expects an NPU, also where nothing else shows one.
+        (
+            &[("GGML_RUST_NPU_RKNN_LIB", "/no/such.so")],
+            3,
+            &["RKNPU0 is not available", "/no/such.so"],
+        ),
         (
             &[
                 ("GGML_RUST_NPU_CHIP", "rk3588"),

@@ -38,13 +38,21 @@ pub enum RingError {
         high: u32,
     },
     /// A completion for something that was not asked, or not yet.
-    #[error("completion of submission {have} while {want:?} is due")]
+    #[error("completion of submission {have}, {}", due(*.want))]
     Sequence {
         /// Its number.
         have: u64,
         /// The oldest number that is not complete.
         want: Option<u64>,
     },
+}
+
+/// Returns what a completion should have been of, for a message.
+fn due(want: Option<u64>) -> String {
+    match want {
+        Some(number) => format!("while {number} is due"),
+        None => "while none is due".into(),
+    }
 }
 
 /// The host's end of a ring in the memory `W`.
