@@ -25,6 +25,7 @@ pub mod recurrence;
 pub mod rows;
 mod run;
 pub mod solve;
+mod square;
 pub mod tensor;
 pub mod timestep;
 

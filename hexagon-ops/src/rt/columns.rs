@@ -57,6 +57,27 @@ impl<'a> SharedColumns<'a> {
         // mutably for as long as the slice lives.
         unsafe { core::slice::from_raw_parts_mut(first, self.columns.len()) }
     }
+
+    /// Returns `N` elements, the first of which is column `column` of this value, of each of `ROWS` rows, the first of which is
+    /// row `first`; `None` if there are fewer.
+    #[inline(always)]
+    pub fn squares<const N: usize, const ROWS: usize>(
+        &mut self,
+        first: usize,
+        column: usize,
+    ) -> Option<[&mut [f32; N]; ROWS]> {
+        let end = column.checked_add(N)?;
+        if end > self.columns.len() || first.checked_add(ROWS)? > self.rows {
+            return None;
+        }
+        let start = first * self.row_elems + self.columns.start + column;
+        Some(core::array::from_fn(|row| {
+            let at = self.base.wrapping_add(start + row * self.row_elems);
+            // SAFETY: in bounds by the check above, which is for the last row, too. No other value has these columns, `self`
+            // is borrowed mutably for as long as the elements are, and columns of different rows are disjoint.
+            unsafe { &mut *at.cast::<[f32; N]>() }
+        }))
+    }
 }
 
 #[cfg(test)]
@@ -79,5 +100,20 @@ mod tests {
         assert_eq!(elems[..30], want);
         assert_eq!(elems[30..], [0.0; 4], "rows that are not whole stay");
         assert!(SharedColumns::new(&mut [], 0).row(0).is_empty());
+    }
+
+    #[test]
+    fn squares_are_columns_of_rows_that_follow_each_other() {
+        let mut elems: Vec<f32> = (0_u8..40).map(f32::from).collect();
+        let mut rest = SharedColumns::new(&mut elems, 10);
+        let _ = rest.split_off(3);
+        let mut part = rest.split_off(5);
+        assert_eq!(
+            part.squares::<2, 3>(1, 3),
+            Some([&mut [16.0, 17.0], &mut [26.0, 27.0], &mut [36.0, 37.0]])
+        );
+        for (first, column) in [(2, 3), (1, 4), (usize::MAX, 0), (0, usize::MAX)] {
+            assert_eq!(part.squares::<2, 3>(first, column), None);
+        }
     }
 }

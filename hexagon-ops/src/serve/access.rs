@@ -83,6 +83,7 @@ pub(super) fn of_tensors(
         }
         Op::GetRows | Op::SetRows => moved(dst, src, 1),
         Op::Copy => moved(dst, src, 1),
+        Op::SsmConv => windows(dst, src),
         _ => (Access::Scalar, [Access::Scalar; SOURCES]),
     }
 }
@@ -111,12 +112,31 @@ pub(super) fn of_wide(
         return (Access::Scalar, access);
     };
     access[state] = vectors_if(is_whole(shape, &[columns]));
+    if matches!(kind, Recurrence::GatedDelta(_)) {
+        // Queries, keys and values, a row for each head and token.
+        for (access, src) in access.iter_mut().zip(src).take(3) {
+            *access = vectors_if(src.is_some_and(|shape| is_whole(shape, &[])));
+        }
+    }
     (vectors_if(is_whole(dst, &[columns, rows])), access)
 }
 
 /// Returns the numbers of elements at which a rotation cuts a row: elements before the rotated ones, and half of those.
 fn pieces(rope: &Rope) -> [usize; 2] {
     [rope.first, rope.n_pairs()]
+}
+
+/// Returns the access of the result and of the sources of a convolution along tokens: windows of three or four elements are
+/// transposed by vectors, 32 channels at a time.
+fn windows(dst: &Shape, src: [Option<&Shape>; SOURCES]) -> (Access, [Access; SOURCES]) {
+    let is_dense = |src: &Shape| src.dtype == Type::F32 && src.has_dense_rows();
+    let is_known = dst.is_gapless()
+        && is_whole(dst, &[])
+        && src[..2].iter().all(|src| src.is_some_and(is_dense))
+        && src[1].is_some_and(|weights| (3..=4).contains(&weights.ne[0]));
+    let mut access = [Access::Scalar; SOURCES];
+    access[..2].fill(vectors_if(is_known));
+    (access[0], access)
 }
 
 /// Returns the access of the result and of the first `count` sources of an operation that moves elements between rows: a

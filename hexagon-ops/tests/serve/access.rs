@@ -380,7 +380,7 @@ fn queries_and_results_of_an_attention_are_for_vectors_and_its_sinks_for_scalar_
 }
 
 #[test]
-fn states_of_a_recurrence_are_for_vectors_and_what_tokens_bring_for_scalar_loads() {
+fn states_and_rows_of_a_recurrence_are_for_vectors_and_numbers_of_tokens_for_scalar_loads() {
     for (size, access) in [(64, Vector), (48, Scalar)] {
         let mut bench = Bench::new(7);
         let head = |buffer| tensor(buffer, F, [size, 4, 2, 1]);
@@ -397,8 +397,26 @@ fn states_of_a_recurrence_are_for_vectors_and_what_tokens_bring_for_scalar_loads
         for (to, source) in op.src.iter_mut().zip(&sources) {
             *to = NarrowTensor::new(source).unwrap();
         }
-        let want = [access, Scalar, Scalar, Scalar, Scalar, Scalar, access];
+        let want = [access, access, access, access, Scalar, Scalar, access];
         bench.check("recurrence", Command::new(0, &op), &want);
+    }
+}
+
+#[test]
+fn windows_over_whole_lines_of_channels_are_for_vectors() {
+    let mut bench = Bench::new(3);
+    for (taps, channels, tokens, access) in [
+        (4, 64, 5, Vector),
+        (3, 32, 1, Vector),
+        (4, 32, 1, Vector),
+        (4, 33, 5, Scalar),
+        (5, 64, 5, Scalar),
+    ] {
+        let result = tensor(0, F, [channels, tokens, 1, 1]);
+        let input = tensor(1, F, [taps - 1 + tokens, channels, 1, 1]);
+        let weights = tensor(2, F, [taps, channels, 1, 1]);
+        let tensors = [result, input, weights];
+        bench.check_op("windows", (KERNEL_SSM_CONV, &[]), &tensors, &[access; 3]);
     }
 }
 

@@ -8,6 +8,8 @@ use crate::ops::tensor::{
 };
 use crate::rt::Engine;
 
+mod window;
+
 /// Sums each element and all before it, in ggml's order: one sum in f32 along a row.
 ///
 /// # Errors
@@ -125,6 +127,9 @@ pub fn convolve(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Res
         return Err(Error::Operand);
     }
     let (input, weights) = (&input, &weights);
+    let Some(dst) = window::convolve(engine, dst, [input, weights]) else {
+        return Ok(());
+    };
     let packets = || match (i[0], w[0]) {
         (TAPS, TAPS) => row_packets(channels, 2 * FUNCTION),
         (_, taps) => row_packets(channels, taps.saturating_mul(2 * SCALAR)),

@@ -25,6 +25,23 @@ impl<'a> View<'a> {
         StridedVectors::new(self.tail(offset), self.shape.nb[1], count)
     }
 
+    /// Returns all elements, with those between rows, and the distances of rows in dimensions 1 and 2 as numbers of elements,
+    /// if they are f32 without gaps inside rows.
+    #[must_use]
+    pub fn all_floats(&self) -> Option<(&'a [f32], [usize; 2])> {
+        let shape = &self.shape;
+        let strides = [shape.nb[1], shape.nb[2]];
+        let fits = shape.dtype == Type::F32 && shape.has_dense_rows();
+        if !fits || strides.iter().any(|nb| !nb.is_multiple_of(4)) {
+            return None;
+        }
+        let bytes = self.tail(0).get(..shape.bytes()?)?;
+        Some((
+            bytemuck::try_cast_slice(bytes).ok()?,
+            strides.map(|nb| nb / 4),
+        ))
+    }
+
     /// Returns the row that starts at byte `offset`, if it is f32 without gaps.
     #[must_use]
     #[inline(always)]
