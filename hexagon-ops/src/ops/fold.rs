@@ -9,7 +9,7 @@ use crate::layout::Line;
 /// Number of columns.
 const COLUMNS: usize = 32;
 /// Groups of four columns, whose products become one vector before the last three folds.
-const GROUPS: usize = COLUMNS / 4;
+pub(super) const GROUPS: usize = COLUMNS / 4;
 
 /// Adds to each lane the product of a row and a column.
 pub(super) struct Products<'a> {
@@ -61,7 +61,7 @@ fn fold_two(row: &[Line], first: &[Line], second: &[Line]) -> Vector {
 
 /// Computes the three folds that leave 32 sums.
 #[inline(always)]
-fn last_folds(v: &[Line; GROUPS]) -> Vector {
+pub(super) fn last_folds(v: &[Line; GROUPS]) -> Vector {
     let [a, b, c, d, e, f, g, h] = v;
     let ae = fold_f32::<4>(hvx::load(a), hvx::load(e));
     let bf = fold_f32::<4>(hvx::load(b), hvx::load(f));

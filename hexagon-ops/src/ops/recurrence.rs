@@ -71,6 +71,18 @@ impl<'a> Inputs<'a> {
     }
 }
 
+impl<'a> Inputs<'a> {
+    /// Returns the state that a head of the gated delta rule begins with, if its rows follow each other.
+    fn whole_state(&self, sequence: usize, head: usize) -> Option<&'a [f32]> {
+        let Sizes { rows, columns, .. } = self.sizes;
+        if !matches!(self.kind, Recurrence::GatedDelta(_)) {
+            return None;
+        }
+        let (elems, stride) = self.src[5].float_rows([0, head, sequence], rows)?;
+        (stride == columns).then_some(elems)
+    }
+}
+
 /// The heads of a task.
 struct HeadsTask<'a> {
     heads: Range<usize>,
@@ -95,6 +107,13 @@ impl HeadsTask<'_> {
 
     /// Takes heads that share a matrix in VTCM through all tokens of a sequence.
     fn run_heads(&mut self, inputs: &Inputs<'_>, sequence: usize, heads: Range<usize>) {
+        if let (Some(first), 1) = (inputs.whole_state(sequence, heads.start), heads.len()) {
+            match inputs.sizes.columns {
+                64 => return self.run_square::<2>(inputs, sequence, heads.start, first),
+                128 => return self.run_square::<4>(inputs, sequence, heads.start, first),
+                _ => {}
+            }
+        }
         let sizes = &inputs.sizes;
         let scratch = &mut self.scratch;
         scratch.begin(heads.len() * sizes.rows);
@@ -115,6 +134,42 @@ impl HeadsTask<'_> {
                 let states = self.states.row(age * sizes.sequences + sequence);
                 let range = range.start * sizes.columns..range.end * sizes.columns;
                 scratch.copy_state(states.get_mut(range).unwrap_or_default());
+            }
+        }
+    }
+}
+
+impl HeadsTask<'_> {
+    /// Takes a head with a state of `32 · L` rows and columns through all tokens of a sequence. The first token reads the state
+    /// where it is, and the last one writes it where it will be.
+    fn run_square<const L: usize>(
+        &mut self,
+        inputs: &Inputs<'_>,
+        sequence: usize,
+        head: usize,
+        first: &[f32],
+    ) {
+        let sizes = &inputs.sizes;
+        let row = (head - self.heads.start) * sizes.rows;
+        let range = row..row + sizes.rows;
+        let elems = range.start * sizes.columns..range.end * sizes.columns;
+        for token in 0..sizes.tokens {
+            let row = self.outputs.row(sequence * sizes.tokens + token);
+            let out = row.get_mut(range.clone()).unwrap_or_default();
+            let age = sizes.tokens - 1 - token;
+            let from = (token == 0).then_some(first);
+            let mut states = (age < sizes.kept).then(|| {
+                let states = self.states.row(age * sizes.sequences + sequence);
+                states.get_mut(elems.clone()).unwrap_or_default()
+            });
+            let to = match age {
+                0 => states.take(),
+                _ => None,
+            };
+            let at = [head, token, sequence];
+            inputs.step_square::<L>(&mut self.scratch, at, (from, to), out);
+            if let Some(states) = states {
+                self.scratch.copy_state(states);
             }
         }
     }

@@ -128,6 +128,10 @@ fn a_delta_rule_corrects_what_a_key_reads() {
         (16, 5, 5, 5, 3, 2, false, 3),
         (33, 2, 1, 2, 2, 1, true, 4),
         (1, 3, 3, 1, 2, 1, false, 1),
+        (128, 2, 1, 2, 1, 1, false, 1),
+        (64, 2, 2, 2, 1, 2, true, 2),
+        (64, 3, 1, 1, 9, 2, false, 3),
+        (128, 1, 1, 1, 70, 1, false, 1),
     ] {
         let unit = 1.0 / (n as f32).sqrt();
         let q = Case::random(F, [n, hq, tokens, sequences], PERMUTED, 1.0, &mut numbers);

@@ -18,11 +18,12 @@
 //! Kernels are short and each reads its vectors from memory, so that no qfloat value is kept across
 //! a call.
 
-use crate::hvx::{self, Accumulator, Vector, add_f32, max_f32, mul_f32, splat_f32};
+use crate::hvx::{self, Accumulator, LinePlanes, Vector, add_f32, max_f32, mul_f32, splat_f32};
 use crate::layout::{LINE_BYTES, Line};
-use crate::ops::fold::Products;
+use crate::ops::fold::{GROUPS, Products, last_folds};
 use crate::ops::math;
 use crate::ops::rows::{all_lanes, first_lane};
+use crate::rt::cache;
 
 /// f32 of a line, and rows whose outputs are computed together.
 const LANES: usize = LINE_BYTES / size_of::<f32>();
@@ -33,6 +34,8 @@ pub(super) struct RowForm {
     pub(super) own: f32,
     /// Factor of the outputs.
     pub(super) scale: f32,
+    /// Decay of all columns, if the probes are without it.
+    pub(super) decay: f32,
     /// `true` if the value becomes what it differs from the old state's.
     pub(super) takes_old: bool,
     /// `b · q`, if the second vector times the old state's is added, too.
@@ -44,6 +47,7 @@ impl Default for RowForm {
         Self {
             own: 0.0,
             scale: 1.0,
+            decay: 1.0,
             takes_old: false,
             second: None,
         }
@@ -199,6 +203,78 @@ impl<'a> HeadState<'a> {
         }
     }
 
+    /// Computes a token of a head with `32 · L` rows and columns by rows of the state.
+    ///
+    /// - `from`: the state before the token, if it is not here yet
+    /// - `to`: memory of the state after the token; without it, the state is kept here
+    pub(super) fn step_square<const L: usize>(
+        &mut self,
+        form: &RowForm,
+        from: Option<&[f32]>,
+        mut to: Option<&mut [f32]>,
+        out: &mut [f32],
+    ) {
+        let [old, new, result] = &mut *self.sums else {
+            return;
+        };
+        let vectors = [&*self.probes, &*self.decay, &*self.add].map(|lines| lines.as_chunks().0);
+        let [[keys, queries, ..], [decay, ..], [add, ..]] = vectors else {
+            return;
+        };
+        let state = squares_mut::<L>(bytemuck::cast_slice_mut(self.state));
+        let groups = state.iter_mut().zip(&mut *self.values);
+        for (group, ((kept, value), out)) in groups.zip(out.chunks_mut(LANES)).enumerate() {
+            let from = from.and_then(|from| {
+                let mut rest = squares::<L>(from).get(group..)?.iter();
+                let from = rest.next();
+                if let Some(next) = rest.next() {
+                    cache::fetch(next.as_ptr().cast(), size_of_val(next));
+                }
+                from
+            });
+            hvx::widest(ReadRows {
+                rows: from.unwrap_or(kept),
+                vectors: [keys, queries],
+                sums: [old, new],
+            });
+            hvx::widest(CombineRows {
+                form,
+                beta: &self.beta[0],
+                old,
+                new,
+                value,
+                result,
+            });
+            let factors: &[f32; LANES] = bytemuck::cast_ref(value);
+            let vectors = [decay, add];
+            let to = to
+                .as_deref_mut()
+                .and_then(|to| squares_mut::<L>(to).get_mut(group));
+            match (from, to) {
+                (None, None) => hvx::widest(UpdateRows {
+                    rows: kept,
+                    vectors,
+                    factors,
+                }),
+                (from, to) => {
+                    let (from, to) = match (from, to) {
+                        (Some(from), Some(to)) => (from, to),
+                        (Some(from), None) => (from, kept),
+                        (None, Some(to)) => (&*kept, to),
+                        (None, None) => return,
+                    };
+                    hvx::widest(WriteRows {
+                        from,
+                        to,
+                        vectors,
+                        factors,
+                    });
+                }
+            }
+            hvx::copy_f32(out, bytemuck::cast_slice(core::slice::from_ref(&*result)));
+        }
+    }
+
     /// Computes a token by columns of the state; the values have the length of a row.
     pub(super) fn step_columns(&mut self, own: f32, out: &mut [f32]) {
         let lines = self.decay.len();
@@ -220,7 +296,9 @@ pub(super) fn fill(lines: &mut [Line], elems: &[f32]) {
     let to: &mut [f32] = bytemuck::cast_slice_mut(lines);
     let count = elems.len().min(to.len());
     hvx::copy_f32(to, elems);
-    to[count..].fill(0.0);
+    if count < to.len() {
+        to[count..].fill(0.0);
+    }
 }
 
 /// Fills lines with a number.
@@ -256,6 +334,20 @@ pub(super) fn exp(lines: &mut [Line]) {
     for line in lines {
         hvx::widest(Exp { line });
     }
+}
+
+/// Fills lines with the exponential of a number, and returns it.
+pub(super) fn splat_exp(lines: &mut [Line], value: f32) -> f32 {
+    let Some((first, rest)) = lines.split_first_mut() else {
+        return 1.0;
+    };
+    hvx::store(first, splat_f32(value));
+    hvx::widest(Exp { line: first });
+    for line in rest {
+        hvx::copy(core::slice::from_mut(line), core::slice::from_ref(first));
+    }
+    let lanes: &[f32; LANES] = bytemuck::cast_ref(first);
+    lanes[0]
 }
 
 /// One line at a time: constants that are computed before a loop would be copied as qfloat.
@@ -370,15 +462,15 @@ impl hvx::Kernel for CombineRows<'_> {
     #[inline(always)]
     fn run(self) {
         let mut value = hvx::load(self.value);
+        let mut new = hvx::load(self.new);
         if self.form.takes_old {
-            value = hvx::sub_f32(value, hvx::load(self.old));
+            let decay = splat_f32(self.form.decay);
+            new = mul_f32(new, decay);
+            value = hvx::sub_f32(value, mul_f32(hvx::load(self.old), decay));
         }
         let factor = mul_f32(value, hvx::load(self.beta));
         hvx::store(self.value, factor);
-        let mut out = add_f32(
-            hvx::load(self.new),
-            mul_f32(factor, splat_f32(self.form.own)),
-        );
+        let mut out = add_f32(new, mul_f32(factor, splat_f32(self.form.own)));
         if let Some(second) = self.form.second {
             out = add_f32(out, mul_f32(hvx::load(self.old), splat_f32(second)));
         }
@@ -405,6 +497,133 @@ impl hvx::Kernel for Update<'_> {
             for ((m, decay), add) in row.iter_mut().zip(self.decay).zip(self.add) {
                 let kept = Accumulator::product(hvx::load(m), hvx::load(decay));
                 hvx::store(m, kept.mul_add(hvx::load(add), factor).to_f32());
+            }
+        }
+    }
+}
+
+/// 32 rows of `L` lines each.
+type Rows<const L: usize> = [[[f32; LANES]; L]; LANES];
+
+/// Returns elements as groups of 32 rows.
+fn squares<const L: usize>(elems: &[f32]) -> &[Rows<L>] {
+    elems.as_chunks().0.as_chunks().0.as_chunks().0
+}
+
+fn squares_mut<const L: usize>(elems: &mut [f32]) -> &mut [Rows<L>] {
+    elems.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0
+}
+
+/// Writes the products of two vectors with each of 32 rows.
+struct ReadRows<'a, const L: usize> {
+    rows: &'a Rows<L>,
+    vectors: [&'a [Line; L]; 2],
+    sums: [&'a mut Line; 2],
+}
+
+impl<const L: usize> hvx::Kernel for ReadRows<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (low, high) = self.rows.split_at(2 * GROUPS);
+        let ((a, b), (c, d)) = (low.split_at(GROUPS), high.split_at(GROUPS));
+        let rows = a.iter().zip(b).zip(c.iter().zip(d));
+        let mut folded = LinePlanes::<GROUPS>::unfilled();
+        folded.fill(rows.map(|((a, b), (c, d))| {
+            let (first, second) = fold_rows([a, b, c, d], self.vectors);
+            [[first], [second]]
+        }));
+        for (sum, folded) in self.sums.into_iter().zip(folded.lines()) {
+            if let Some(folded) = folded.first_chunk() {
+                hvx::store(sum, last_folds(folded));
+            }
+        }
+    }
+}
+
+/// Returns the products of each of two vectors with four rows, in lanes that [`last_folds`] adds.
+#[inline(always)]
+fn fold_rows<const L: usize>(
+    [a, b, c, d]: [&[[f32; LANES]; L]; 4],
+    [x, y]: [&[Line; L]; 2],
+) -> (Vector, Vector) {
+    let load = |line: usize| {
+        let rows = [a, b, c, d].map(|row| hvx::load_f32(&row[line]));
+        (hvx::load(&x[line]), hvx::load(&y[line]), rows)
+    };
+    let (x, y, [a, b, c, d]) = load(0);
+    let mut first = [a, b, c, d].map(|row| Accumulator::product(row, x));
+    let mut second = [a, b, c, d].map(|row| Accumulator::product(row, y));
+    for line in 1..L {
+        let (x, y, [a, b, c, d]) = load(line);
+        let [s0, s1, s2, s3] = first;
+        first = [
+            s0.mul_add(a, x),
+            s1.mul_add(b, x),
+            s2.mul_add(c, x),
+            s3.mul_add(d, x),
+        ];
+        let [s0, s1, s2, s3] = second;
+        second = [
+            s0.mul_add(a, y),
+            s1.mul_add(b, y),
+            s2.mul_add(c, y),
+            s3.mul_add(d, y),
+        ];
+    }
+    (fold_four(first), fold_four(second))
+}
+
+/// Adds halves and quarters of four vectors.
+#[inline(always)]
+fn fold_four(sums: [Accumulator; 4]) -> Vector {
+    let [a, b, c, d] = sums.map(Accumulator::to_f32);
+    hvx::fold_f32::<8>(hvx::fold_f32::<16>(a, c), hvx::fold_f32::<16>(b, d))
+}
+
+/// `m · decay + add · factor` for each row m, with the vectors decay and add.
+struct UpdateRows<'a, const L: usize> {
+    rows: &'a mut Rows<L>,
+    vectors: [&'a [Line; L]; 2],
+    factors: &'a [f32; LANES],
+}
+
+impl<const L: usize> hvx::Kernel for UpdateRows<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let [decay, add] = self.vectors.map(|lines| lines.each_ref().map(hvx::load));
+        for (row, factor) in self.rows.iter_mut().zip(self.factors) {
+            let factor = splat_f32(*factor);
+            for ((m, decay), add) in row.iter_mut().zip(decay).zip(add) {
+                let kept = Accumulator::product(hvx::load_f32(m), decay);
+                hvx::store_f32(m, kept.mul_add(add, factor).to_f32());
+            }
+        }
+    }
+}
+
+/// The same from one memory to another.
+struct WriteRows<'a, const L: usize> {
+    from: &'a Rows<L>,
+    to: &'a mut Rows<L>,
+    vectors: [&'a [Line; L]; 2],
+    factors: &'a [f32; LANES],
+}
+
+impl<const L: usize> hvx::Kernel for WriteRows<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let [decay, add] = self.vectors.map(|lines| lines.each_ref().map(hvx::load));
+        for ((from, to), factor) in self.from.iter().zip(self.to).zip(self.factors) {
+            let factor = splat_f32(*factor);
+            for (((m, to), decay), add) in from.iter().zip(to).zip(decay).zip(add) {
+                let kept = Accumulator::product(hvx::load_f32(m), decay);
+                hvx::store_f32(to, kept.mul_add(add, factor).to_f32());
             }
         }
     }

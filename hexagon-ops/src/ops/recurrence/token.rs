@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::state::{HeadState, RowForm, dot, exp, fill, gate, multiply, splat};
+use super::state::{HeadState, RowForm, dot, exp, fill, gate, multiply, splat, splat_exp};
 use super::{Inputs, Recurrence};
 use crate::ops::tensor::View;
 
@@ -80,13 +80,31 @@ impl<'a> Inputs<'a> {
         scratch.step_rows(&form, out);
     }
 
+    /// Computes a token of [`Recurrence::GatedDelta`] with `32 · L` rows and columns, from one memory of the state to another:
+    /// [`HeadState::step_square`].
+    pub(super) fn step_square<const L: usize>(
+        &self,
+        scratch: &mut HeadState<'_>,
+        at: [usize; 3],
+        (from, to): (Option<&[f32]>, Option<&mut [f32]>),
+        out: &mut [f32],
+    ) {
+        let form = self.delta_vectors(scratch, at);
+        scratch.step_square::<L>(&form, from, to, out);
+    }
+
     /// Computes `M' = M · exp(g)`, then `M'' = M' + k · beta (v - M' · k)` and `y = M'' · q / √S`.
-    fn gated_delta(
+    fn gated_delta(&self, scratch: &mut HeadState<'_>, at: [usize; 3], out: &mut [f32]) {
+        let form = self.delta_vectors(scratch, at);
+        scratch.step_rows(&form, out);
+    }
+
+    /// Reads the vectors of a token of the gated delta rule.
+    fn delta_vectors(
         &self,
         scratch: &mut HeadState<'_>,
         [head, token, sequence]: [usize; 3],
-        out: &mut [f32],
-    ) {
+    ) -> RowForm {
         let [q, k, _, g, beta, ..] = &self.src;
         let at = [head, token, sequence];
         // SOURCE: ggml ops.cpp, gated_delta_net: heads repeat, sequences are repeated each.
@@ -98,28 +116,32 @@ impl<'a> Inputs<'a> {
                 sequence / (self.sizes.sequences / sequences),
             ]
         };
-        if g.shape.ne[0] == 1 {
-            splat(scratch.decay, g.element(0, at));
+        let is_single = g.shape.ne[0] == 1;
+        let decay = if is_single {
+            splat_exp(scratch.decay, g.element(0, at))
         } else {
             fill(scratch.decay, self.row(3, at));
-        }
-        exp(scratch.decay);
+            exp(scratch.decay);
+            1.0
+        };
         let (keys, queries) = scratch.probes.split_at_mut(scratch.decay.len());
         fill(scratch.add, self.row(1, shared(k)));
         fill(keys, self.row(1, shared(k)));
         fill(queries, self.row(0, shared(q)));
         let own = dot(keys, queries);
-        multiply(keys, scratch.decay);
-        multiply(queries, scratch.decay);
+        if !is_single {
+            multiply(keys, scratch.decay);
+            multiply(queries, scratch.decay);
+        }
         splat(scratch.beta, beta.element(0, at));
         scratch.set_values(0, self.row(2, at));
-        let form = RowForm {
+        RowForm {
             own,
             scale: 1.0 / square_root(self.sizes.columns),
+            decay,
             takes_old: true,
             ..RowForm::default()
-        };
-        scratch.step_rows(&form, out);
+        }
     }
 
     /// Computes `M' = M · w + k · v + b · (M · a)` and `y = M' · r`.
