@@ -14,6 +14,7 @@ mod bench;
 mod bytes;
 mod compare;
 mod conventional;
+mod models;
 mod multiply;
 mod nan;
 mod ops;

@@ -21,6 +21,7 @@ use hexagon_ops::wire::{
 };
 
 use crate::bench::packets;
+use crate::models;
 use crate::scratch::Scratch;
 
 /// Bytes of the only buffer, and what is at its offsets.
@@ -201,17 +202,18 @@ impl Host {
 /// Writes one line per operation: name, packets per unit; `refused` in place of them if it failed.
 /// `map` returns zeroed memory.
 ///
-/// - `only`: number of the only operation that is executed, counted from 1; 0 for all
+/// - `only`: number of the only operation that is executed, counted from 1; 0 for all, -1 for those at shapes of models
 pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i32) {
     let mut text = crate::bench::Text(write);
     let Some(mut host) = Host::new(0, 1, map) else {
         let _ = writeln!(text, "no session");
         return;
     };
+    let arena = host.arena;
     let mut number = 0;
-    let mut line = |name: core::fmt::Arguments<'_>, commands: [Command; MOST], units: usize| {
+    let mut line = |is_model: bool, name: core::fmt::Arguments<'_>, commands: [Command; MOST], units: usize| {
         number += 1;
-        if only != 0 && only != number {
+        if only > 0 && only != number || only < 0 && !is_model {
             return;
         }
         let _ = match host.cost(&commands, units) {
@@ -228,12 +230,12 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i3
             // Two activations take turns, so that none is found prepared.
             let commands = [FIRST, SECOND, FIRST].map(|act| mul_mat(weight, *m, act));
             let tiles = SIDE / TILE_DIM * SIDE / TILE_DIM;
-            line(format_args!("mul_mat_{name}_m{m}"), commands, tiles);
+            line(false, format_args!("mul_mat_{name}_m{m}"), commands, tiles);
         }
     }
     let [first, second, third] = [0, 1, 2].map(tensor_ops);
     for (((name, a), (_, b)), (_, c)) in first.into_iter().zip(second).zip(third) {
-        line(format_args!("{name}"), [a, b, c].map(|op| Command::new(0, &op)), 1);
+        line(false, format_args!("{name}"), [a, b, c].map(|op| Command::new(0, &op)), 1);
     }
     for (name, cache, head, heads, per, rows) in [
         ("f16_h64_1on1_r1", wire::TYPE_F16, 64, 1, 1, 1),
@@ -249,12 +251,17 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i3
         let commands = [0, 1, 2].map(|layer| {
             Command::new(0, &attention(layer, cache, head, [heads, heads / per, rows]))
         });
-        line(format_args!("attention_{name}"), commands, POSITIONS * heads);
+        line(false, format_args!("attention_{name}"), commands, POSITIONS * heads);
     }
     for (name, weight) in [("q4_0", WeightType::Q4_0), ("q8_0", WeightType::Q8_0)] {
         let of = |act| product_by(Dots::TwoDigits, weight, [1, SIDE, SIDE], act);
         let tiles = SIDE / TILE_DIM * SIDE / TILE_DIM;
-        line(format_args!("mul_mat_{name}_m1_16_bits"), [FIRST, SECOND, FIRST].map(of), tiles);
+        line(false, format_args!("mul_mat_{name}_m1_16_bits"), [FIRST, SECOND, FIRST].map(of), tiles);
+    }
+    models::fill(arena);
+    let [first, second, third] = [0, 1, 2].map(models::operations);
+    for (((name, a), (_, b)), (_, c)) in first.into_iter().zip(second).zip(third) {
+        line(true, format_args!("{name}"), [a, b, c].map(|op| Command::new(0, &op)), 1);
     }
 }
 
@@ -314,22 +321,25 @@ pub fn tensor(dtype: u32, offset: u64, ne: [usize; 4]) -> Tensor {
 }
 
 /// Bytes from the weights, or the caches, of a layer to those of the next.
-const LAYER: u64 = 2 << 20;
+pub const LAYER: u64 = 2 << 20;
+
+/// An operation of these parameters, by their indices, and tensors.
+pub fn tensor_op(kernel: u32, params: &[(usize, u32)], dst: Tensor, src: &[Tensor]) -> TensorOp {
+    let mut op = TensorOp {
+        kernel,
+        dst,
+        ..Zeroable::zeroed()
+    };
+    params.iter().for_each(|(at, word)| op.params[*at] = *word);
+    op.src[..src.len()].copy_from_slice(src);
+    op
+}
 
 /// Operations on tensors, one row unless the name says otherwise; with 32 rows, all are written to one cell. Results and activations are those of an earlier command,
 /// but each layer has its weights and caches, which the loop has not seen in the submission.
 fn tensor_ops(layer: u64) -> [(&'static str, TensorOp); 27] {
     use wire::{TYPE_F16 as F16, TYPE_F32 as F32, TYPE_I32 as I32, TYPE_I64 as I64};
-    let op = |kernel, params: &[(usize, u32)], dst, src: &[Tensor]| {
-        let mut op = TensorOp {
-            kernel,
-            dst,
-            ..Zeroable::zeroed()
-        };
-        params.iter().for_each(|(at, word)| op.params[*at] = *word);
-        op.src[..src.len()].copy_from_slice(src);
-        op
-    };
+    let op = tensor_op;
     let row = |offset, n| tensor(F32, offset, [n, 1, 1, 1]);
     let two = |kernel, n| op(kernel, &[], row(RESULT, n), &[row(FIRST, n), row(SECOND, n)]);
     let rows = |offset, n| tensor(F32, offset, [n, 32, 1, 1]);
