@@ -12,14 +12,52 @@ mod function;
 
 use super::copy::{check_indices, checked};
 use super::tensor::{
-    self, ARITHMETIC, CHUNK, Chunks, Row, Shape, Source, ViewMut, fetch_after, row_packets,
+    self, ARITHMETIC, CHUNK, Chunks, Row, Shape, Source, Type, View, ViewMut, fetch_after,
+    row_packets,
 };
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
-use crate::rt::Engine;
+use crate::rt::{Engine, cache};
 
+pub(super) use function::{BESIDE, each_group, each_line, lines, lines_mut, put};
 pub use function::{Binary, Function, Glu, Unary};
-pub(super) use function::{each_group, put};
+
+/// Elements that are computed between two fetches, in operations without rows.
+const BLOCK: usize = 4096;
+/// Rows of fewer elements are computed several at a time, and fetched together.
+const SHORT_ROW: usize = 1024;
+/// Short rows that are computed at a time.
+const SHORT_ROWS: usize = 8;
+
+/// Writes `f(a, b)` for as many elements as `out` has. A row at a time: in a loop over rows, the constants of all functions
+/// would be computed before it, and stored.
+struct MapFloats<'a> {
+    f: Function,
+    a: &'a [f32],
+    b: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl hvx::Kernel for MapFloats<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let n = self.out.len();
+        // Functions of one element have none in `b`.
+        let b = self.b.get(..n).unwrap_or_default();
+        if let Some(a) = self.a.get(..n) {
+            // One call, because the code of all functions is inlined here.
+            self.f.map(a, b, self.out);
+        }
+    }
+}
+
+/// Writes `f(a, b)` for as many elements as `out` has.
+#[inline(always)]
+fn map_floats(f: Function, a: &[f32], b: &[f32], out: &mut [f32]) {
+    hvx::widest(MapFloats { f, a, b, out });
+}
 
 /// Writes `f(a, b)` for one row. Element i of the result uses element i + `shift` of `a` and `b`.
 struct MapRow<'a> {
@@ -37,34 +75,47 @@ impl hvx::Kernel for MapRow<'_> {
     fn run(mut self) {
         let [a_chunk, b_chunk, out_chunk, _] = self.chunks;
         let n = self.row.len();
-        // Without gaps, the whole row is one chunk, and nothing is copied.
-        let dense = match [0, 1].map(|i| dense(self.src[i], &self.row, self.shift[i])) {
-            [Some(a), Some(b)] if self.row.floats().is_some() => Some((a, b)),
-            _ => None,
-        };
-        let step = if dense.is_some() { n } else { CHUNK };
         // A counted step would be divided by.
         let mut start = 0;
         while start < n {
-            let len = step.min(n - start);
+            let len = CHUNK.min(n - start);
             let range = |shift: usize| start + shift..start + shift + len;
-            let (a, b) = dense.unwrap_or_else(|| {
-                (
-                    self.src[0].read(&self.row, range(self.shift[0]), a_chunk),
-                    self.src[1].read(&self.row, range(self.shift[1]), b_chunk),
-                )
-            });
+            let a = self.src[0].read(&self.row, range(self.shift[0]), a_chunk);
+            let b = self.src[1].read(&self.row, range(self.shift[1]), b_chunk);
             // Sources in place have been copied.
-            let place = self.row.floats().map(|row| &mut row[start..start + len]);
-            let is_written = place.is_some();
-            // One call, because the code of all functions is inlined here.
-            self.f.map(a, b, place.unwrap_or(&mut out_chunk[..]));
-            if !is_written {
+            if let Some(row) = self.row.floats() {
+                map_floats(self.f, a, b, &mut row[start..start + len]);
+            } else {
+                map_floats(self.f, a, b, &mut out_chunk[..len]);
                 self.row.write(start, &out_chunk[..len]);
             }
             start += len;
         }
     }
+}
+
+/// Computes a row of any types.
+#[inline(always)]
+fn map_row(
+    f: Function,
+    mut row: Row<'_>,
+    src: [&Source<'_>; 2],
+    shift: [usize; 2],
+    chunks: &mut Chunks,
+) {
+    // Without gaps, the whole row is one piece, and nothing is copied.
+    if let [Some(a), Some(b)] = [0, 1].map(|i| dense(src[i], &row, shift[i]))
+        && let Some(out) = row.floats()
+    {
+        return map_floats(f, a, b, out);
+    }
+    hvx::widest(MapRow {
+        f,
+        row,
+        src,
+        shift,
+        chunks,
+    });
 }
 
 /// Returns the elements of a source that a row needs, if they are f32 without gaps and apart from the
@@ -104,17 +155,199 @@ fn map_rows(
     shift: [usize; 2],
 ) {
     let n = dst.shape.ne[0];
+    if is_flat(&dst.shape, &src) {
+        return map_flat(engine, f, dst, src);
+    }
+    if let Some(second) = Other::of(&dst.shape, &src, f)
+        && let Source::Apart(first) = src[0]
+        && shift[0] + n <= first.shape.ne[0]
+        && dst.len() >= 2 * engine.threads()
+    {
+        return map_runs(engine, f, dst, *first, second, shift);
+    }
     let packets = || row_packets(n, f.packets());
     dst.for_row_parts_with_chunks(engine, packets, |row, chunks| {
         fetch_after(&row, &src);
-        hvx::widest(MapRow {
-            f,
-            row,
-            src,
-            shift,
-            chunks,
+        map_row(f, row, src, shift, chunks);
+    });
+}
+
+/// Returns `true` if result and sources are f32 of one shape without any gap, so that rows do not matter.
+fn is_flat(dst: &Shape, src: &[&Source<'_>; 2]) -> bool {
+    let fits = |shape: &Shape| shape.dtype == Type::F32 && shape.is_gapless();
+    let is_same = |src: &&Source<'_>| match src {
+        Source::Apart(view) => view.shape.ne == dst.ne && fits(&view.shape),
+        Source::InPlace => false,
+        Source::None => true,
+    };
+    fits(dst) && src.iter().all(is_same)
+}
+
+/// Returns the elements of a gapless source as a row of `shape`; none of a source that does not exist.
+fn flat<'a>(src: &Source<'a>, shape: Shape) -> &'a [f32] {
+    match src {
+        Source::Apart(view) => view.reshaped(shape).floats([0; 3]).unwrap_or_default(),
+        _ => &[],
+    }
+}
+
+/// Runs `f` on all elements of operands that [`is_flat`] accepts, as on one row.
+fn map_flat(engine: &Engine, f: Function, dst: ViewMut<'_>, src: [&Source<'_>; 2]) {
+    let n = dst.shape.elems();
+    let shape = dst.shape.with_rows(n);
+    let packets = || row_packets(n, f.packets());
+    dst.reshaped(shape)
+        .for_row_parts(engine, packets, |mut row| {
+            let first = row.first;
+            let [a, b] = src.map(|src| flat(src, shape).get(first..).unwrap_or_default());
+            let out = row.floats().unwrap_or_default();
+            for (i, out) in out.chunks_mut(BLOCK).enumerate() {
+                let at = i * BLOCK;
+                let [a, b] = [a, b].map(|src| src.get(at..).unwrap_or_default());
+                // Sources take turns, because a fetch ends the one before it.
+                let next = if i % 2 == 0 { a } else { b };
+                if let Some(next) = next.get(BLOCK..) {
+                    let bytes = size_of_val(&next[..next.len().min(2 * BLOCK)]);
+                    cache::fetch(next.as_ptr().cast(), bytes);
+                }
+                map_floats(f, a, b, out);
+            }
+        });
+}
+
+/// The second operand of a function of rows that are f32 without gaps inside.
+#[derive(Clone, Copy)]
+enum Other<'a> {
+    /// There is none.
+    None,
+    /// Rows of as many elements.
+    Rows(View<'a>),
+    /// A row that is repeated.
+    Row(View<'a>),
+    /// Rows of one element that is repeated.
+    Elements(View<'a>),
+}
+
+impl<'a> Other<'a> {
+    /// Returns the second source, if result and sources are such rows and apart.
+    fn of(dst: &Shape, src: &[&Source<'a>; 2], f: Function) -> Option<Self> {
+        let is_rows = |shape: &Shape| shape.dtype == Type::F32 && shape.has_dense_rows();
+        let Source::Apart(first) = src[0] else {
+            return None;
+        };
+        if !is_rows(dst) || !is_rows(&first.shape) || first.shape.ne[1..] != dst.ne[1..] {
+            return None;
+        }
+        let view = match src[1] {
+            Source::None => return Some(Self::None),
+            Source::Apart(view) if is_rows(&view.shape) => *view,
+            _ => return None,
+        };
+        let (n, ne) = (dst.ne[0], view.shape.ne);
+        if ne[0] >= n && ne[1] == dst.ne[1] {
+            Some(Self::Rows(view))
+        } else if ne[0] == n && ne[1] == 1 {
+            Some(Self::Row(view))
+        } else if ne[0] == 1 && ne[1] == dst.ne[1] && matches!(f, Function::Binary(_)) {
+            Some(Self::Elements(view))
+        } else {
+            None
+        }
+    }
+
+    /// Returns the operand with the rows of all dimensions in dimension 1, if they have equal distances. A row that is
+    /// repeated in all dimensions stays as it is.
+    fn merged(&self, rows: usize) -> Option<Self> {
+        let merge = |view: &View<'a>| view.merged().filter(|view| view.shape.ne[1] == rows);
+        Some(match self {
+            Self::None => Self::None,
+            Self::Rows(view) => Self::Rows(merge(view)?),
+            Self::Elements(view) => Self::Elements(merge(view)?),
+            Self::Row(view) if view.shape.ne[1..] == [1; 3] => *self,
+            Self::Row(_) => return None,
+        })
+    }
+}
+
+/// Runs `f` on rows of f32 without gaps inside, without a set-up for each.
+fn map_runs(
+    engine: &Engine,
+    f: Function,
+    mut dst: ViewMut<'_>,
+    mut first: View<'_>,
+    mut second: Other<'_>,
+    shift: [usize; 2],
+) {
+    let [n, rest @ ..] = dst.shape.ne;
+    if let (Some(shape), Some(merged), Some(other)) = (
+        dst.shape.merged(),
+        first.merged(),
+        second.merged(rest.iter().product()),
+    ) {
+        (dst, first, second) = (dst.reshaped(shape), merged, other);
+    }
+    let packets = || row_packets(n, f.packets());
+    dst.for_parts(engine, packets, |part| {
+        part.for_each_run(|mut run| {
+            let ([i1, i2, i3], count) = (run.at, run.count);
+            let Some((a, a_step)) = first.float_rows([i1, i2, i3], count) else {
+                return;
+            };
+            let (b, b_step) = match &second {
+                Other::None => Some((&[][..], 0)),
+                Other::Rows(view) | Other::Elements(view) => view.float_rows([i1, i2, i3], count),
+                Other::Row(view) => view.float_rows([0, i2, i3], 1).map(|(row, _)| (row, 0)),
+            }
+            .unwrap_or_default();
+            let Some((out, step)) = run.floats() else {
+                return;
+            };
+            let per_turn = if n < SHORT_ROW { SHORT_ROWS } else { 1 };
+            for (turn, start) in (0..count).step_by(per_turn).enumerate() {
+                let next = i1 + start + per_turn;
+                // Sources take turns, and each fetches for two.
+                match &second {
+                    Other::Rows(view) if turn % 2 == 1 => view.fetch([next, i2, i3], 2 * per_turn),
+                    _ if turn % 2 == 0 => first.fetch([next, i2, i3], 2 * per_turn),
+                    _ => {}
+                }
+                let rows = per_turn.min(count - start);
+                let from =
+                    |elems: &'_ [f32], step: usize, shift: usize| start * step + shift..elems.len();
+                let a = a.get(from(a, a_step, shift[0])).unwrap_or_default();
+                let b = b.get(from(b, b_step, shift[1])).unwrap_or_default();
+                let out = out.get_mut(start * step..).unwrap_or_default();
+                for i in 0..rows {
+                    let a = a.get(i * a_step..).unwrap_or_default();
+                    let b = b.get(i * b_step..).unwrap_or_default();
+                    let out = out.get_mut(i * step..i * step + n).unwrap_or_default();
+                    match (&second, f) {
+                        (Other::Elements(_), Function::Binary(f)) => {
+                            map_by(f, a, b.first().copied().unwrap_or_default(), out);
+                        }
+                        _ => map_floats(f, a, b, out),
+                    }
+                }
+            }
         });
     });
+}
+
+/// Writes `f(a, b)` for one number `b`.
+fn map_by(f: Binary, a: &[f32], b: f32, out: &mut [f32]) {
+    // The sum with -0 is the number itself.
+    let scale = |factor, bias| Function::Unary(Unary::Scale { factor, bias });
+    match f {
+        Binary::Mul => map_floats(scale(b, -0.0), a, &[], out),
+        Binary::Add => map_floats(scale(1.0, b), a, &[], out),
+        Binary::Sub => map_floats(scale(1.0, -b), a, &[], out),
+        Binary::Div => {
+            let chunk = [b; CHUNK];
+            for (a, out) in a.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
+                map_floats(Function::Binary(f), a, &chunk[..a.len()], out);
+            }
+        }
+    }
 }
 
 /// Refuses a source that is not floats, or whose shape is not the result's.
@@ -219,13 +452,8 @@ pub fn add_id(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Resul
     dst.for_row_parts_with_chunks(engine, packets, |row, chunks| {
         let id = checked(ids.index(row.at[0], [row.at[1], 0, 0]));
         let addend = Source::Apart(table.row([id, 0, 0]));
-        hvx::widest(MapRow {
-            f: Function::Binary(Binary::Add),
-            row,
-            src: [&src[0], &addend],
-            shift: [0, 0],
-            chunks,
-        });
+        let f = Function::Binary(Binary::Add);
+        map_row(f, row, [&src[0], &addend], [0, 0], chunks);
     });
     Ok(())
 }

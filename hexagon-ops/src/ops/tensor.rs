@@ -75,6 +75,19 @@ impl<'a> View<'a> {
         self.bytes.get(at..).unwrap_or_default()
     }
 
+    /// Returns the tensor with its rows as [`Shape::merged`] has them.
+    #[must_use]
+    pub fn merged(&self) -> Option<Self> {
+        let shape = self.shape.merged()?;
+        Some(Self { shape, ..*self })
+    }
+
+    /// Returns the tensor with the shape of a gapless tensor of the same bytes.
+    #[must_use]
+    pub fn reshaped(&self, shape: Shape) -> Self {
+        Self { shape, ..*self }
+    }
+
     /// Returns row `at` as a tensor.
     #[must_use]
     pub fn row(&self, at: [usize; 3]) -> Self {
@@ -319,7 +332,7 @@ impl<'a> ViewMut<'a> {
         bytemuck::try_cast_slice_mut(self.bytes).ok()
     }
 
-    /// Returns the whole tensor with another shape of the same bytes, which is gapless, as is the tensor's own.
+    /// Returns the whole tensor with another shape of the same bytes: both are gapless, or it is [`Shape::merged`].
     #[must_use]
     pub fn reshaped(self, shape: Shape) -> Self {
         let n_rows = shape.ne[1] * shape.ne[2] * shape.ne[3];
@@ -502,11 +515,12 @@ impl<'a> ViewMut<'a> {
     /// Calls `f` with the rows of this part, those together whose indices differ only in dimension 1 and that are
     /// consecutive.
     pub fn for_each_run(&mut self, mut f: impl FnMut(Run<'_>)) {
-        let mut next = self.rows.start;
-        while next < self.rows.end {
-            let at = self.place(next);
-            let count = match self.order {
-                [0, ..] => (self.shape.ne[1] - at[0]).min(self.rows.end - next),
+        let mut at = self.place(self.rows.start);
+        let mut left = self.rows.len();
+        let [fastest, ..] = self.order;
+        while left > 0 {
+            let count = match fastest {
+                0 => (self.shape.ne[1] - at[0]).min(left),
                 _ => 1,
             };
             let start = (at.iter().zip(&self.shape.nb[1..])).fold(0, |sum, (i, nb)| sum + i * nb);
@@ -520,7 +534,17 @@ impl<'a> ViewMut<'a> {
                     count,
                 });
             }
-            next += count;
+            left -= count;
+            // Advances to the next run without divisions, which are function calls on the DSP.
+            let mut step = count;
+            for dim in self.order {
+                at[dim] += step;
+                if at[dim] < self.shape.ne[dim + 1] {
+                    break;
+                }
+                at[dim] = 0;
+                step = 1;
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ use super::load;
 use crate::hvx::{
     self, Vector, add_f32, max_f32, min_f32, mul_f32, select_gt_f32, splat_f32, splat_w,
 };
+use crate::layout::Line;
 use crate::ops::math;
 use crate::ops::tensor::{ARITHMETIC, FUNCTION};
 
@@ -160,11 +161,33 @@ macro_rules! each {
     };
 }
 
-/// Does the same as `each!` for two operands, with a copy of the code for `$n` whole vectors at a time: for functions that
+/// Does the same as `each!`, with a copy of the code for `$n` whole vectors at a time: for functions that
 /// are short or common. All of them are loaded before the first is stored, so that loads, arithmetic and stores of
 /// different vectors run beside each other.
 macro_rules! each_group {
-    ($n:literal; $out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {{
+    ($n:expr; $out:ident; $x:ident in $a:ident => $f:expr) => {{
+        let a: &[f32] = $a;
+        let (groups, rest) = a.as_chunks::<{ 32 * $n }>();
+        let outs = $out.as_chunks_mut::<{ 32 * $n }>().0.iter_mut();
+        for (out, x) in outs.zip(groups) {
+            let x: &[[f32; 32]; $n] = bytemuck::cast_ref(x);
+            let mut lanes = [hvx::splat_w(0); $n];
+            for i in 0..$n {
+                let $x = hvx::load_f32(&x[i]);
+                lanes[i] = $f;
+            }
+            let out: &mut [[f32; 32]; $n] = bytemuck::cast_mut(out);
+            for i in 0..$n {
+                hvx::store_f32(&mut out[i], lanes[i]);
+            }
+        }
+        for k in (0..rest.len()).step_by(32) {
+            let k = 32 * $n * groups.len() + k;
+            let $x = load(a, k);
+            put($f, &mut $out[k..], a.len() - k);
+        }
+    }};
+    ($n:expr; $out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {{
         let (a, b): (&[f32], &[f32]) = ($a, $b);
         let (groups, rest) = a.as_chunks::<{ 32 * $n }>();
         let outs = $out.as_chunks_mut::<{ 32 * $n }>().0.iter_mut();
@@ -189,7 +212,75 @@ macro_rules! each_group {
     }};
 }
 
-pub(in crate::ops) use each_group;
+/// Does the same as `each_group!`, for functions of few instructions: operands that start with a line are loaded and stored as
+/// lines, of which a packet has one of each, and each result is stored beside the loads of the next one.
+macro_rules! each_line {
+    ($out:ident; $x:ident in $a:ident => $f:expr) => {{
+        let a: &[f32] = $a;
+        let mut done = 0;
+        if let (Some(xs), Some(outs)) = (lines(a), lines_mut($out)) {
+            let groups = xs.as_chunks::<4>().0;
+            for (out, x) in outs.as_chunks_mut::<4>().0.iter_mut().zip(groups) {
+                let $x = hvx::load(&x[0]);
+                let mut last = $f;
+                for i in 1..4 {
+                    let $x = hvx::load(&x[i]);
+                    hvx::store(&mut out[i - 1], last);
+                    last = $f;
+                }
+                hvx::store(&mut out[3], last);
+            }
+            done = 128 * groups.len();
+        }
+        for k in (done..a.len()).step_by(32) {
+            let $x = load(a, k);
+            put($f, &mut $out[k..], a.len() - k);
+        }
+    }};
+    ($out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {{
+        let (a, b): (&[f32], &[f32]) = ($a, $b);
+        if let (Some(xs), Some(ys), Some(outs)) = (lines(a), lines(b), lines_mut($out)) {
+            let groups = xs.as_chunks::<4>().0;
+            let ys = ys.as_chunks::<4>().0;
+            for ((out, x), y) in outs.as_chunks_mut::<4>().0.iter_mut().zip(groups).zip(ys) {
+                let ($x, $y) = (hvx::load(&x[0]), hvx::load(&y[0]));
+                let mut last = $f;
+                for i in 1..4 {
+                    let ($x, $y) = (hvx::load(&x[i]), hvx::load(&y[i]));
+                    hvx::store(&mut out[i - 1], last);
+                    last = $f;
+                }
+                hvx::store(&mut out[3], last);
+            }
+            for k in (128 * groups.len()..a.len()).step_by(32) {
+                let ($x, $y) = (load(a, k), load(b, k));
+                put($f, &mut $out[k..], a.len() - k);
+            }
+        } else {
+            each_group!(4; $out; $x in a, $y in b => $f);
+        }
+    }};
+}
+
+/// Vectors that a long function computes at a time. Its steps depend on each other, and those of other vectors fill the
+/// packets. With qfloat, more would take more registers than there are, and qfloat values are not stored.
+pub(in crate::ops) const BESIDE: usize = if hvx::HAS_IEEE { 4 } else { 3 };
+/// The same for functions with two polynomials, or with many constants.
+const FEW: usize = if hvx::HAS_IEEE { 4 } else { 2 };
+
+/// Returns the whole lines at the start of elements that start with one.
+#[inline(always)]
+pub(in crate::ops) fn lines(elems: &[f32]) -> Option<&[Line]> {
+    bytemuck::try_cast_slice(elems.as_chunks::<32>().0).ok()
+}
+
+/// Returns the whole lines at the start of elements that start with one.
+#[inline(always)]
+pub(in crate::ops) fn lines_mut(elems: &mut [f32]) -> Option<&mut [Line]> {
+    bytemuck::try_cast_slice_mut(elems.as_chunks_mut::<32>().0).ok()
+}
+
+pub(in crate::ops) use {each_group, each_line};
 
 /// Writes the first `count` lanes, or all if there are fewer, to the start of `out`.
 #[inline(always)]
@@ -246,10 +337,10 @@ impl Binary {
     #[inline(always)]
     fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
         match self {
-            Self::Add => each_group!(4; out; x in a, y in b => add_f32(x, y)),
-            Self::Sub => each_group!(4; out; x in a, y in b => hvx::sub_f32(x, y)),
-            Self::Mul => each_group!(4; out; x in a, y in b => mul_f32(x, y)),
-            Self::Div => each!(out; x in a, y in b => math::divide(x, y)),
+            Self::Add => each_line!(out; x in a, y in b => add_f32(x, y)),
+            Self::Sub => each_line!(out; x in a, y in b => hvx::sub_f32(x, y)),
+            Self::Mul => each_line!(out; x in a, y in b => mul_f32(x, y)),
+            Self::Div => each_group!(FEW; out; x in a, y in b => math::divide(x, y)),
         }
     }
 }
@@ -261,24 +352,24 @@ impl Unary {
         match self {
             Self::Scale { factor, bias } => {
                 let (factor, bias) = (splat_f32(factor), splat_f32(bias));
-                each!(out; x in a => add_f32(mul_f32(x, factor), bias));
+                each_line!(out; x in a => add_f32(mul_f32(x, factor), bias));
             }
             Self::Clamp { low, high } => {
                 let (low, high) = (splat_f32(low), splat_f32(high));
-                each!(out; x in a => clamp(x, low, high));
+                each_line!(out; x in a => clamp(x, low, high));
             }
-            Self::Sqr => each!(out; x in a => mul_f32(x, x)),
-            Self::Sqrt => each!(out; x in a => math::sqrt(x)),
-            Self::Silu => each!(out; x in a => math::silu(x)),
-            Self::Gelu => each!(out; x in a => math::gelu(x)),
-            Self::GeluQuick => each!(out; x in a => math::gelu_quick(x)),
+            Self::Sqr => each_line!(out; x in a => mul_f32(x, x)),
+            Self::Sqrt => each_group!(BESIDE; out; x in a => math::sqrt(x)),
+            Self::Silu => each_group!(BESIDE; out; x in a => math::silu(x)),
+            Self::Gelu => each_group!(BESIDE; out; x in a => math::gelu(x)),
+            Self::GeluQuick => each_group!(BESIDE; out; x in a => math::gelu_quick(x)),
             Self::GeluErf => each!(out; x in a => math::gelu_erf(x)),
-            Self::Relu => each!(out; x in a => max_f32(x, zero)),
-            Self::Sigmoid => each!(out; x in a => math::or_nan(x, math::sigmoid(x))),
-            Self::Tanh => each!(out; x in a => math::or_nan(x, math::tanh(x))),
-            Self::Exp => each!(out; x in a => math::or_nan(x, math::exp(x))),
-            Self::Neg => each!(out; x in a => math::neg(x)),
-            Self::Abs => each!(out; x in a => math::abs(x)),
+            Self::Relu => each_line!(out; x in a => max_f32(x, zero)),
+            Self::Sigmoid => each_group!(BESIDE; out; x in a => math::or_nan(x, math::sigmoid(x))),
+            Self::Tanh => each_group!(FEW; out; x in a => math::or_nan(x, math::tanh(x))),
+            Self::Exp => each_group!(BESIDE; out; x in a => math::or_nan(x, math::exp(x))),
+            Self::Neg => each_line!(out; x in a => math::neg(x)),
+            Self::Abs => each_line!(out; x in a => math::abs(x)),
             Self::Softplus => each!(out; x in a => {
                 let small = math::exp(math::neg(math::abs(x)));
                 math::or_nan(x, add_f32(max_f32(x, zero), math::ln_1p(small)))
@@ -288,7 +379,7 @@ impl Unary {
             Self::Elu => each!(out; x in a => {
                 math::or_nan(x, select_gt_f32(x, zero, x, math::exp_m1(x)))
             }),
-            Self::Step => each!(out; x in a => select_gt_f32(x, zero, one, zero)),
+            Self::Step => each_line!(out; x in a => select_gt_f32(x, zero, one, zero)),
             Self::Sgn => {
                 let minus = splat_f32(-1.0);
                 each!(out; x in a => {
@@ -314,7 +405,7 @@ impl Unary {
                     add_f32(select_gt_f32(x, zero, above, below), mul_f32(beta, x))
                 });
             }
-            Self::Log => each!(out; x in a => math::or_nan(x, math::ln(x))),
+            Self::Log => each_group!(FEW; out; x in a => math::or_nan(x, math::ln(x))),
             Self::Sin => each!(out; x in a => math::sin_cos(x).0),
             Self::Cos => each!(out; x in a => math::sin_cos(x).1),
             Self::LeakyRelu(slope) => {
@@ -332,18 +423,18 @@ impl Glu {
     fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
         match self {
             // With qfloat, four would take more registers than there are, and qfloat values are not stored.
-            Self::Swiglu if cfg!(target_feature = "hvx-ieee-fp") => {
+            Self::Swiglu if hvx::HAS_IEEE => {
                 each_group!(4; out; x in a, y in b => mul_f32(math::silu(x), y));
             }
             Self::Swiglu => each_group!(3; out; x in a, y in b => mul_f32(math::silu(x), y)),
-            Self::Geglu => each!(out; x in a, y in b => mul_f32(math::gelu(x), y)),
-            Self::Reglu => each!(out; x in a, y in b => mul_f32(max_f32(x, splat_w(0)), y)),
+            Self::Geglu => each_group!(BESIDE; out; x in a, y in b => mul_f32(math::gelu(x), y)),
+            Self::Reglu => each_line!(out; x in a, y in b => mul_f32(max_f32(x, splat_w(0)), y)),
             Self::GegluErf => each!(out; x in a, y in b => mul_f32(math::gelu_erf(x), y)),
             Self::GegluQuick => each!(out; x in a, y in b => mul_f32(math::gelu_quick(x), y)),
             Self::SwigluOai { alpha, limit } => {
                 let (low, high) = (splat_f32(-limit), splat_f32(limit));
                 let alpha = splat_f32(alpha);
-                each!(out; x in a, y in b => {
+                each_group!(BESIDE; out; x in a, y in b => {
                     let limited = min_f32(x, high);
                     let gate = mul_f32(limited, math::sigmoid(mul_f32(limited, alpha)));
                     let result = mul_f32(gate, add_f32(clamp(y, low, high), splat_f32(1.0)));
@@ -352,7 +443,7 @@ impl Glu {
             }
             Self::SwigluClamp { limit } => {
                 let (low, high) = (splat_f32(-limit), splat_f32(limit));
-                each!(out; x in a, y in b => {
+                each_group!(BESIDE; out; x in a, y in b => {
                     let result = mul_f32(math::silu(min_f32(x, high)), clamp(y, low, high));
                     math::or_nan(x, math::or_nan(y, result))
                 });

@@ -253,6 +253,26 @@ impl Shape {
         }
     }
 
+    /// Returns the shape with all rows in dimension 1; `None` unless each is as far from the one before it.
+    #[must_use]
+    pub fn merged(&self) -> Option<Self> {
+        let [_, n1, n2, n3] = self.ne;
+        let [b0, b1, b2, b3] = self.nb;
+        // The strides of single rows are 0.
+        let stride = match (n1, n2) {
+            (1, 1) => b3,
+            (1, _) => b2,
+            _ => b1,
+        };
+        let follows = |count: usize, have: usize, rows: usize| count == 1 || have == rows * stride;
+        let is_even = follows(n2, b2, n1) && follows(n3, b3, n1 * n2);
+        is_even.then_some(Self {
+            dtype: self.dtype,
+            ne: [self.ne[0], n1 * n2 * n3, 1, 1],
+            nb: [b0, stride, 0, 0],
+        })
+    }
+
     /// Returns `true` if elements (blocks) of a row are consecutive.
     #[must_use]
     pub fn has_dense_rows(&self) -> bool {
