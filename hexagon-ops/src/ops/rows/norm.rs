@@ -4,11 +4,14 @@
 use super::{all_lanes, count_f32, load};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_f32, splat_w};
-use crate::ops::elementwise::{dense, divides, each_group, put, same_shape};
+use crate::layout::Line;
+use crate::ops::elementwise::{
+    dense, divides, each_group, each_line, lines, lines_mut, put, same_shape,
+};
 use crate::ops::math;
 use crate::ops::tensor::{
-    ARITHMETIC, CHUNK, Chunk, Chunks, Row, Source, View, ViewMut, fetch_after, fetch_first,
-    row_packets,
+    ARITHMETIC, CHUNK, Chunk, Chunks, Row, Shape, Source, Type, View, ViewMut, fetch_after,
+    fetch_first, row_packets,
 };
 use crate::rt::Engine;
 
@@ -109,11 +112,11 @@ impl Scaling {
         let factor = self.factor;
         match self.shift {
             None if !times.is_empty() => {
-                each_group!(4; out; x in x, t in times => hvx::mul_f32(hvx::mul_f32(x, factor), t));
+                each_line!(out; x in x, t in times => hvx::mul_f32(hvx::mul_f32(x, factor), t));
             }
             shift => {
                 let shift = shift.unwrap_or(splat_w(0));
-                each_group!(4; out; a in x, _b in x => hvx::mul_f32(hvx::sub_f32(a, shift), factor));
+                each_line!(out; x in x => hvx::mul_f32(hvx::sub_f32(x, shift), factor));
                 for (out, times) in out.chunks_mut(32).zip(times.chunks(32)) {
                     put(hvx::mul_f32(load(out, 0), load(times, 0)), out, out.len());
                 }
@@ -153,16 +156,7 @@ impl hvx::Kernel for NormRow<'_> {
             let squares = sum((&self.row, chunk), src, elems, None, true);
             (None, squares)
         };
-        let factor = match self.norm {
-            Norm::Rms(eps) | Norm::Mean(eps) => {
-                let mean = hvx::mul_f32(squares, inverse);
-                inverse_root(hvx::add_f32(mean, splat_f32(eps)))
-            }
-            Norm::L2(eps) => {
-                let length = math::sqrt(squares);
-                math::reciprocal(hvx::max_f32(length, splat_f32(eps)))
-            }
-        };
+        let factor = self.norm.factor(squares, inverse);
         let scaling = Scaling { shift, factor };
         let dense = match [0, 1, 2].map(|i| dense(&self.src[i], &self.row, 0)) {
             [Some(x), Some(times), Some(plus)] if self.row.floats().is_some() => {
@@ -193,6 +187,303 @@ impl hvx::Kernel for NormRow<'_> {
     }
 }
 
+/// Rows whose sums are added across lanes together.
+const GROUP: usize = 8;
+
+/// The arguments of [`norm`] for rows of f32 without gaps inside, of whole vectors.
+struct NormRows<'a> {
+    norm: Norm,
+    /// Elements starting with the first row, and the number of elements from one row to the next.
+    src: (&'a [f32], usize),
+    /// The factors of a row, and addends; none of what does not exist.
+    times: &'a [f32],
+    plus: &'a [f32],
+    out: (&'a mut [f32], usize),
+    n: usize,
+    /// Number of rows, up to [`GROUP`].
+    count: usize,
+}
+
+impl NormRows<'_> {
+    /// Returns the sum of `x - shift`, or of its square, of each row in a lane of its number.
+    ///
+    /// - `shifts`: of rows
+    #[inline(always)]
+    fn sums(&self, shifts: Option<&[f32; 32]>, squared: bool) -> Vector {
+        let mut lines = hvx::zeros::<GROUP>();
+        let (elems, step) = self.src;
+        for (i, line) in lines.iter_mut().take(self.count).enumerate() {
+            let row = elems.get(i * step..i * step + self.n).unwrap_or_default();
+            let shift = shifts.map(|shifts| splat_f32(shifts[i]));
+            let mut sums = [splat_w(0); 4];
+            add_terms(row, shift, squared, &mut sums);
+            let [a, b, c, d] = sums;
+            hvx::store(line, hvx::add_f32(hvx::add_f32(a, b), hvx::add_f32(c, d)));
+        }
+        group_sums(&lines)
+    }
+}
+
+/// Returns the sum of each line in the lane of its number, and again in the lanes 8, 16 and 24 after it.
+#[inline(always)]
+fn group_sums(lines: &[Line; GROUP]) -> Vector {
+    let line = |i: usize| hvx::load(&lines[i]);
+    // A fold puts what it leaves of its second vector after what it leaves of the first one.
+    let four = |i: usize| {
+        let even = hvx::fold_f32::<1>(line(i), line(i + 1));
+        let odd = hvx::fold_f32::<1>(line(i + 2), line(i + 3));
+        hvx::fold_f32::<2>(even, odd)
+    };
+    let eight = hvx::fold_f32::<4>(four(0), four(4));
+    let sixteen = hvx::fold_f32::<8>(eight, eight);
+    hvx::fold_f32::<16>(sixteen, sixteen)
+}
+
+impl hvx::Kernel for NormRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let inverse = splat_f32(1.0 / count_f32(self.n));
+        let [mut shifts] = hvx::zeros::<1>();
+        let shifts: &mut [f32; 32] = bytemuck::cast_mut(&mut shifts);
+        let is_shifted = matches!(self.norm, Norm::Mean(_));
+        let squares = if is_shifted {
+            let total = self.sums(None, false);
+            hvx::store_f32(shifts, hvx::mul_f32(total, inverse));
+            self.sums(Some(shifts), true)
+        } else {
+            self.sums(None, true)
+        };
+        let [mut factors] = hvx::zeros::<1>();
+        hvx::store(&mut factors, self.norm.factor(squares, inverse));
+        let factors: &[f32; 32] = bytemuck::cast_ref(&factors);
+        let ((elems, step), (out, out_step)) = (self.src, self.out);
+        for i in 0..self.count {
+            let row = elems.get(i * step..i * step + self.n);
+            let out = out.get_mut(i * out_step..i * out_step + self.n);
+            let (Some(row), Some(out)) = (row, out) else {
+                return;
+            };
+            let scaling = Scaling {
+                shift: is_shifted.then_some(splat_f32(shifts[i])),
+                factor: splat_f32(factors[i]),
+            };
+            scaling.apply(row, self.times, self.plus, out);
+        }
+    }
+}
+
+/// [`NormRows`] of any number of rows of `LINES` lines that start with a line, of which there are no means and no addends.
+/// Without loops over elements, a short row takes few instructions.
+struct ShortRows<'a, const LINES: usize> {
+    norm: Norm,
+    /// Lines starting with the first row, and the number of lines from one row to the next.
+    src: (&'a [Line], usize),
+    times: Option<&'a [Line; LINES]>,
+    out: (&'a mut [Line], usize),
+    count: usize,
+}
+
+impl<const LINES: usize> hvx::Kernel for ShortRows<'_, LINES> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let ((src, step), (out, out_step)) = (self.src, self.out);
+        let inverse = splat_f32(1.0 / count_f32(32 * LINES));
+        let mut times = [splat_f32(1.0); LINES];
+        if let Some(lines) = self.times {
+            times = lines.each_ref().map(hvx::load);
+        }
+        let row = |i: usize| src.get(i * step..).and_then(<[Line]>::first_chunk::<LINES>);
+        let mut sums = hvx::zeros::<GROUP>();
+        let [mut factors] = hvx::zeros::<1>();
+        for first in (0..self.count).step_by(GROUP) {
+            let rows = GROUP.min(self.count - first);
+            for (i, sum) in sums.iter_mut().take(rows).enumerate() {
+                let Some(lines) = row(first + i) else {
+                    return;
+                };
+                let mut parts = lines.each_ref().map(hvx::load);
+                for part in &mut parts {
+                    *part = hvx::mul_f32(*part, *part);
+                }
+                let mut width = LINES / 2;
+                while width > 0 {
+                    for i in 0..width {
+                        parts[i] = hvx::add_f32(parts[i], parts[i + width]);
+                    }
+                    width /= 2;
+                }
+                hvx::store(sum, parts[0]);
+            }
+            hvx::store(&mut factors, self.norm.factor(group_sums(&sums), inverse));
+            let factors: &[f32; 32] = bytemuck::cast_ref(&factors);
+            for (i, factor) in factors.iter().take(rows).enumerate() {
+                let i = first + i;
+                let to = out
+                    .get_mut(i * out_step..)
+                    .and_then(<[Line]>::first_chunk_mut::<LINES>);
+                let (Some(lines), Some(to)) = (row(i), to) else {
+                    return;
+                };
+                let factor = splat_f32(*factor);
+                let mut lanes = lines.each_ref().map(hvx::load);
+                for (lane, times) in lanes.iter_mut().zip(&times) {
+                    *lane = hvx::mul_f32(hvx::mul_f32(*lane, factor), *times);
+                }
+                for (to, lane) in to.iter_mut().zip(lanes) {
+                    hvx::store(to, lane);
+                }
+            }
+        }
+    }
+}
+
+/// Computes short rows that start with a line; returns `false` and writes nothing if they are others.
+fn short_rows<const LINES: usize>(
+    norm: Norm,
+    src: (&[f32], usize),
+    times: &[f32],
+    out: (&mut [f32], usize),
+    count: usize,
+) -> bool {
+    let is_even = src.1.is_multiple_of(32) && out.1.is_multiple_of(32);
+    // Factors that do not exist start anywhere.
+    let factors = match times {
+        [] => Some(None),
+        _ => lines(times).map(<[Line]>::first_chunk),
+    };
+    let (Some(elems), Some(to), Some(times)) = (lines(src.0), lines_mut(out.0), factors) else {
+        return false;
+    };
+    if !is_even {
+        return false;
+    }
+    hvx::widest(ShortRows::<LINES> {
+        norm,
+        src: (elems, src.1 / 32),
+        times,
+        out: (to, out.1 / 32),
+        count,
+    });
+    true
+}
+
+impl Norm {
+    /// Returns the factors of rows from the sums of their squares.
+    #[inline(always)]
+    fn factor(self, squares: Vector, inverse: Vector) -> Vector {
+        match self {
+            Self::Rms(eps) | Self::Mean(eps) => {
+                let mean = hvx::mul_f32(squares, inverse);
+                inverse_root(hvx::add_f32(mean, splat_f32(eps)))
+            }
+            Self::L2(eps) => {
+                let length = math::sqrt(squares);
+                math::reciprocal(hvx::max_f32(length, splat_f32(eps)))
+            }
+        }
+    }
+}
+
+/// Returns the row of an operand that all rows share, and none of one that does not exist; `None` unless it is f32 without gaps.
+fn shared_row<'a>(src: &Source<'a>, n: usize) -> Option<&'a [f32]> {
+    match src {
+        Source::Apart(view) if view.shape.ne == [n, 1, 1, 1] => view.floats([0; 3]),
+        Source::None => Some(&[]),
+        _ => None,
+    }
+}
+
+/// Computes [`norm`] of rows of f32 without gaps inside, several rows at a time; returns `dst` if operands are others.
+fn norm_rows<'a>(
+    engine: &Engine,
+    norm: Norm,
+    dst: ViewMut<'a>,
+    src: &[Source<'_>; 3],
+) -> Option<ViewMut<'a>> {
+    let is_rows = |shape: &Shape| shape.dtype == Type::F32 && shape.has_dense_rows();
+    let n = dst.shape.ne[0];
+    let Source::Apart(view) = &src[0] else {
+        return Some(dst);
+    };
+    let [Some(times), Some(plus)] = [1, 2].map(|i| shared_row(&src[i], n)) else {
+        return Some(dst);
+    };
+    let n_rows = view.shape.elems() / n;
+    if !(is_rows(&dst.shape) && is_rows(&view.shape) && n.is_multiple_of(32)) || n_rows == 1 {
+        return Some(dst);
+    }
+    let (mut dst, mut view) = (dst, *view);
+    if let (Some(shape), Some(merged)) = (dst.shape.merged(), view.merged()) {
+        (dst, view) = (dst.reshaped(shape), merged);
+    }
+    let packets = || row_packets(n, 2 * ARITHMETIC);
+    dst.for_parts(engine, packets, |part| {
+        part.for_each_run(|mut run| {
+            let ([i1, i2, i3], count) = (run.at, run.count);
+            let Some((elems, step)) = view.float_rows([i1, i2, i3], count) else {
+                return;
+            };
+            let Some((out, out_step)) = run.floats() else {
+                return;
+            };
+            let short = match n {
+                _ if matches!(norm, Norm::Mean(_)) || !plus.is_empty() => None,
+                64 => Some(short_rows::<2>(
+                    norm,
+                    (elems, step),
+                    times,
+                    (&mut *out, out_step),
+                    count,
+                )),
+                128 => Some(short_rows::<4>(
+                    norm,
+                    (elems, step),
+                    times,
+                    (&mut *out, out_step),
+                    count,
+                )),
+                256 => Some(short_rows::<8>(
+                    norm,
+                    (elems, step),
+                    times,
+                    (&mut *out, out_step),
+                    count,
+                )),
+                _ => None,
+            };
+            if short == Some(true) {
+                return;
+            }
+            for start in (0..count).step_by(GROUP) {
+                let rows = GROUP.min(count - start);
+                // The next rows, as many as there are and as one fetch brings.
+                let next = i1 + start + rows;
+                view.fetch(
+                    [next, i2, i3],
+                    GROUP.min(view.shape.ne[1].saturating_sub(next)),
+                );
+                hvx::widest(NormRows {
+                    norm,
+                    src: (elems.get(start * step..).unwrap_or_default(), step),
+                    times,
+                    plus,
+                    out: (
+                        out.get_mut(start * out_step..).unwrap_or_default(),
+                        out_step,
+                    ),
+                    n,
+                    count: rows,
+                });
+            }
+        });
+    });
+    None
+}
+
 /// Returns `1 / sqrt(x)`; infinity for zero, which a row of zeros gives without epsilon.
 #[inline(always)]
 fn inverse_root(x: Vector) -> Vector {
@@ -211,6 +502,9 @@ pub fn norm(engine: &Engine, norm: Norm, dst: ViewMut<'_>, src: &[Source<'_>; 3]
     for repeated in src[1..].iter().filter(|src| !matches!(src, Source::None)) {
         divides(&dst.shape, repeated)?;
     }
+    let Some(dst) = norm_rows(engine, norm, dst, src) else {
+        return Ok(());
+    };
     // A row is not cut: its sum would take a further step.
     let n = dst.shape.ne[0];
     let packets = || row_packets(n, 2 * ARITHMETIC);
@@ -251,6 +545,93 @@ impl hvx::Kernel for SumRow<'_> {
     }
 }
 
+/// The arguments of [`sum_rows`] for up to [`GROUP`] rows of f32 without gaps inside, of whole vectors.
+struct SumGroup<'a> {
+    /// Elements starting with the first row, and the number of elements from one row to the next.
+    src: (&'a [f32], usize),
+    n: usize,
+    is_mean: bool,
+    /// An element for each row, this far from each other.
+    out: (&'a mut [f32], usize),
+    count: usize,
+}
+
+impl hvx::Kernel for SumGroup<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let rows = NormRows {
+            norm: Norm::Rms(0.0),
+            src: self.src,
+            times: &[],
+            plus: &[],
+            out: (&mut [], 0),
+            n: self.n,
+            count: self.count,
+        };
+        let [mut sums] = hvx::zeros::<1>();
+        hvx::store(&mut sums, rows.sums(None, false));
+        let sums: &[f32; 32] = bytemuck::cast_ref(&sums);
+        let (out, step) = self.out;
+        for (i, sum) in sums.iter().enumerate().take(self.count) {
+            if let Some(out) = out.get_mut(i * step) {
+                *out = match self.is_mean {
+                    true => sum / count_f32(self.n),
+                    false => *sum,
+                };
+            }
+        }
+    }
+}
+
+/// Computes [`sum_rows`] of rows of f32 without gaps inside, several rows at a time; returns `dst` if operands are others.
+fn sum_groups<'a>(
+    engine: &Engine,
+    is_mean: bool,
+    dst: ViewMut<'a>,
+    view: &View<'_>,
+) -> Option<ViewMut<'a>> {
+    let n = view.shape.ne[0];
+    let is_rows = view.shape.dtype == Type::F32 && view.shape.has_dense_rows();
+    let fits = is_rows && dst.shape.dtype == Type::F32 && n.is_multiple_of(32);
+    let (Some(shape), Some(view)) = (dst.shape.merged(), view.merged()) else {
+        return Some(dst);
+    };
+    if !fits || shape.ne[1] == 1 {
+        return Some(dst);
+    }
+    let packets = || row_packets(n, ARITHMETIC);
+    dst.reshaped(shape).for_parts(engine, packets, |part| {
+        part.for_each_run(|mut run| {
+            let (at, count) = (run.at, run.count);
+            let (Some((elems, step)), Some((out, out_step))) =
+                (view.float_rows(at, count), run.floats())
+            else {
+                return;
+            };
+            for start in (0..count).step_by(GROUP) {
+                let next = at[0] + start + GROUP;
+                view.fetch(
+                    [next, 0, 0],
+                    GROUP.min(view.shape.ne[1].saturating_sub(next)),
+                );
+                hvx::widest(SumGroup {
+                    src: (elems.get(start * step..).unwrap_or_default(), step),
+                    n,
+                    is_mean,
+                    out: (
+                        out.get_mut(start * out_step..).unwrap_or_default(),
+                        out_step,
+                    ),
+                    count: GROUP.min(count - start),
+                });
+            }
+        });
+    });
+    None
+}
+
 /// Sums each row of `src` to one element, or takes its mean.
 ///
 /// # Errors
@@ -263,6 +644,9 @@ pub fn sum_rows(engine: &Engine, is_mean: bool, dst: ViewMut<'_>, src: &Source<'
     if dst.shape.ne != want || !dst.shape.dtype.is_float() || !view.shape.dtype.is_float() {
         return Err(Error::Operand);
     }
+    let Some(dst) = sum_groups(engine, is_mean, dst, &view) else {
+        return Ok(());
+    };
     let n = view.shape.ne[0];
     let packets = || row_packets(n, ARITHMETIC);
     dst.for_rows_with_chunks(engine, packets, |row, chunks| {

@@ -12,10 +12,10 @@
 use super::{all_lanes, load};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_f32, splat_w};
-use crate::ops::elementwise::{dense, put, same_shape};
+use crate::ops::elementwise::{BESIDE, dense, put, same_shape};
 use crate::ops::math::{self, scalar};
 use crate::ops::tensor::{
-    CHUNK, Chunks, FUNCTION, Row, Source, Type, ViewMut, divides, fetch_after, fetch_first,
+    CHUNK, Chunks, FUNCTION, Row, Shape, Source, Type, ViewMut, divides, fetch_after, fetch_first,
     row_packets,
 };
 use crate::rt::Engine;
@@ -157,19 +157,22 @@ fn scores(
 /// Replaces elements by `exp(x - largest)`, and returns `total` with them added.
 #[inline(always)]
 fn exponentials(out: &mut [f32], largest: Vector, mut total: Vector) -> Vector {
-    // Two vectors at a time: the steps of one fill the pauses between those of the other.
-    let (pairs, rest) = out.as_chunks_mut::<64>();
-    for pair in pairs {
-        let [low, high]: &mut [[f32; 32]; 2] = bytemuck::cast_mut(pair);
-        let first = math::exp(hvx::sub_f32(hvx::load_f32(low), largest));
-        let second = math::exp(hvx::sub_f32(hvx::load_f32(high), largest));
-        total = hvx::add_f32(total, hvx::add_f32(first, second));
-        hvx::store_f32(low, first);
-        hvx::store_f32(high, second);
+    // Several vectors at a time: the steps of one fill the pauses between those of others.
+    let (groups, rest) = out.as_chunks_mut::<{ 32 * BESIDE }>();
+    for group in groups {
+        let group: &mut [[f32; 32]; BESIDE] = bytemuck::cast_mut(group);
+        let mut lanes = group.each_ref().map(hvx::load_f32);
+        for lane in &mut lanes {
+            *lane = math::exp_below_one(hvx::sub_f32(*lane, largest));
+        }
+        for (out, lane) in group.iter_mut().zip(lanes) {
+            total = hvx::add_f32(total, lane);
+            hvx::store_f32(out, lane);
+        }
     }
     for out in rest.chunks_mut(32) {
         let x = load_filled(out, f32::NEG_INFINITY);
-        let e = math::exp(hvx::sub_f32(x, largest));
+        let e = math::exp_below_one(hvx::sub_f32(x, largest));
         total = hvx::add_f32(total, e);
         put(e, out, out.len());
     }
@@ -186,6 +189,83 @@ fn multiply(out: &mut [f32], factor: Vector) {
     if !rest.is_empty() {
         put(hvx::mul_f32(load(rest, 0), factor), rest, rest.len());
     }
+}
+
+/// The arguments of [`soft_max`] for rows of f32 without gaps inside, which have no mask and no sink.
+struct SoftMaxRows<'a> {
+    /// Elements starting with the first row, and the number of elements from one row to the next.
+    src: (&'a [f32], usize),
+    out: (&'a mut [f32], usize),
+    n: usize,
+    count: usize,
+    scale: f32,
+}
+
+impl hvx::Kernel for SoftMaxRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let ((src, step), (out, out_step), n) = (self.src, self.out, self.n);
+        let factors = [splat_f32(self.scale), splat_w(0)];
+        let first = splat_f32(f32::NEG_INFINITY);
+        for i in 0..self.count {
+            let row = src.get(i * step..i * step + n);
+            let out = out.get_mut(i * out_step..i * out_step + n);
+            let (Some(row), Some(out)) = (row, out) else {
+                return;
+            };
+            let largest = Largest {
+                score: first,
+                magnitude: math::abs(first),
+            };
+            let largest = scores((row, &[]), factors, out, largest);
+            let magnitude = all_lanes(largest.magnitude, hvx::max_w);
+            let largest = all_lanes(largest.score, hvx::max_f32);
+            let total = all_lanes(exponentials(out, largest, splat_w(0)), hvx::add_f32);
+            multiply(out, math::or_nan(magnitude, math::reciprocal(total)));
+        }
+    }
+}
+
+/// Computes [`soft_max`] of rows of f32 without gaps inside, mask and sinks, several rows at a time; returns `dst` if operands
+/// are others.
+fn soft_max_rows<'a>(
+    engine: &Engine,
+    scale: f32,
+    dst: ViewMut<'a>,
+    [src, mask, sinks]: &[Source<'_>; 3],
+) -> Option<ViewMut<'a>> {
+    let is_rows = |shape: &Shape| shape.dtype == Type::F32 && shape.has_dense_rows();
+    let (Source::Apart(view), Source::None, Source::None) = (src, mask, sinks) else {
+        return Some(dst);
+    };
+    if !is_rows(&dst.shape) || !is_rows(&view.shape) || view.shape.ne[1..] == [1; 3] {
+        return Some(dst);
+    }
+    let (mut dst, mut view) = (dst, *view);
+    if let (Some(shape), Some(merged)) = (dst.shape.merged(), view.merged()) {
+        (dst, view) = (dst.reshaped(shape), merged);
+    }
+    let n = dst.shape.ne[0];
+    let packets = || row_packets(n, FUNCTION);
+    dst.for_parts(engine, packets, |part| {
+        part.for_each_run(|mut run| {
+            let ([i1, i2, i3], count) = (run.at, run.count);
+            let (Some(src), Some(out)) = (view.float_rows([i1, i2, i3], count), run.floats())
+            else {
+                return;
+            };
+            hvx::widest(SoftMaxRows {
+                src,
+                out,
+                n,
+                count,
+                scale,
+            });
+        });
+    });
+    None
 }
 
 impl hvx::Kernel for SoftMaxRow<'_> {
@@ -303,6 +383,9 @@ pub fn soft_max(
     if dst.shape.dtype != Type::F32 || !mask_fits || !sinks_fit {
         return Err(Error::Operand);
     }
+    let Some(dst) = soft_max_rows(engine, params.scale, dst, &[*src, *mask, *sinks]) else {
+        return Ok(());
+    };
     let slopes = Slopes::new(ne[2], params.max_bias);
     let packets = || row_packets(ne[0], FUNCTION);
     fetch_first(mask);
