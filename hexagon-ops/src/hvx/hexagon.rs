@@ -49,6 +49,8 @@ vector_ops! {
     add_w(a, b) = Q6_Vw_vadd_VwVw(a, b);
     /// Returns the wrapping difference of words: `Q6_Vw_vsub_VwVw`.
     sub_w(a, b) = Q6_Vw_vsub_VwVw(a, b);
+    /// Returns the difference of signed words, limited to a word: `Q6_Vw_vsub_VwVw_sat`.
+    sub_sat_w(a, b) = Q6_Vw_vsub_VwVw_sat(a, b);
     /// Returns the larger ones of signed words: `Q6_Vw_vmax_VwVw`.
     max_w(a, b) = Q6_Vw_vmax_VwVw(a, b);
     /// Returns the smaller ones of signed words: `Q6_Vw_vmin_VwVw`.

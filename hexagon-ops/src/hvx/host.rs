@@ -156,6 +156,13 @@ pub fn sub_w(a: Vector, b: Vector) -> Vector {
     lanes!(u32, 32; a, b => a.wrapping_sub(b))
 }
 
+/// Returns the difference of signed words, limited to a word: `Q6_Vw_vsub_VwVw_sat`.
+#[must_use]
+#[inline(always)]
+pub fn sub_sat_w(a: Vector, b: Vector) -> Vector {
+    lanes!(i32, 32; a, b => a.saturating_sub(b))
+}
+
 /// Returns the larger ones of signed words: `Q6_Vw_vmax_VwVw`.
 #[must_use]
 #[inline(always)]

@@ -28,6 +28,21 @@ pub(super) fn all_lanes(v: Vector, join: fn(Vector, Vector) -> Vector) -> Vector
     v
 }
 
+/// Returns the number of each lane.
+#[inline(always)]
+pub(super) fn lane_numbers() -> Vector {
+    static NUMBERS: [i32; 32] = {
+        let mut numbers = [0; 32];
+        let mut i = 1;
+        while i < 32 {
+            numbers[i] = numbers[i - 1] + 1;
+            i += 1;
+        }
+        numbers
+    };
+    hvx::load_bytes(bytemuck::cast_ref(&NUMBERS))
+}
+
 /// Returns lane 0.
 #[inline(always)]
 pub(super) fn first_lane(v: Vector) -> f32 {

@@ -145,7 +145,12 @@ fn elements_are_put_in_order() {
         (1, 1),
         (2, 1),
         (16, 16),
+        (32, 32),
         (33, 33),
+        (100, 37),
+        (128, 8),
+        (128, 128),
+        (256, 256),
         (1025, 1025),
         (5000, 1),
         (5000, 7),
@@ -189,6 +194,35 @@ fn elements_are_put_in_order() {
                 }
             }
         }
+    }
+    // Numbers of which vectors' comparisons lose something.
+    let mut next = [
+        f32::NAN,
+        0.0,
+        -f32::NAN,
+        f32::INFINITY,
+        -0.0,
+        f32::MAX,
+        f32::MIN,
+        1e-45,
+        -1e-45,
+        f32::NEG_INFINITY,
+    ]
+    .into_iter()
+    .cycle();
+    let src = Case::of(F, [40, 1, 1, 1], DENSE, || next.next().unwrap());
+    for order in [0, 1] {
+        let mut sorted: Vec<usize> = (0..40).collect();
+        sorted.sort_by(|a, b| {
+            let up = src.values[*a].total_cmp(&src.values[*b]);
+            if order == 0 { up } else { up.reverse() }
+        });
+        let mut dst = Case::zeros(TYPE_I32, [40, 1, 1, 1], DENSE);
+        dst.values = sorted.into_iter().map(|i| i as f64).collect();
+        let mut params = [0; 16];
+        params[0] = order;
+        let src = std::slice::from_ref(&src);
+        bench.check((KERNEL_ARGSORT, params), &dst, src, false, 0.0);
     }
     let src = Case::random(F, [5, 3, 1, 1], DENSE, 1.0, &mut numbers);
     for (dtype, k, order) in [

@@ -1,18 +1,34 @@
 //! ARGSORT, TOP_K, ARGMAX: the numbers of a row's elements in order.
 //!
-//! The kernel has no memory but the result's row: k numbers. If k is the length of the source's
+//! Of rows of up to [`COUNTED`] elements without gaps, the place of each element is counted: it is the number of elements that
+//! come before it.
+//!
+//! ```text
+//! for each element j
+//!   for each 32 elements i          before them: j comes first if it is not worse; after them: if it is better
+//!     place[i] += j comes before i
+//! for each element i                if its place is below k
+//!   result[place[i]] = i
+//! ```
+//!
+//! For other rows the kernel has no memory but the result's row: k numbers. If k is the length of the source's
 //! row, they are sorted in place. Otherwise they are a heap with the worst number on top, and the
 //! elements of a chunk of the source are compared one by one only if its best element is better
 //! than that.
 
 use core::cmp::Ordering;
 
-use super::{all_lanes, first_lane};
+use super::{all_lanes, first_lane, lane_numbers};
 use crate::error::{Error, Result};
-use crate::hvx;
+use crate::hvx::{self, Vector, splat_w};
 use crate::ops::elementwise::load;
 use crate::ops::tensor::{CHUNK, Chunk, SCALAR, Source, Type, View, ViewMut, row_packets};
 use crate::rt::Engine;
+
+/// Most elements of a row whose places are counted: the packets grow with their square.
+const COUNTED: usize = 256;
+/// Vectors of such a row.
+const MOST: usize = COUNTED / 32;
 
 /// An order of f32. Equal elements are ordered by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,13 +44,18 @@ pub enum Order {
 struct Keys<'a> {
     view: &'a View<'a>,
     at: [usize; 3],
+    /// The elements, if they have no gaps.
+    elems: Option<&'a [f32]>,
     order: Order,
 }
 
 impl Keys<'_> {
     fn value(&self, number: i32) -> f32 {
         let k = usize::try_from(number).unwrap_or(0);
-        self.view.element(k, self.at)
+        match self.elems {
+            Some(elems) => elems.get(k).copied().unwrap_or_default(),
+            None => self.view.element(k, self.at),
+        }
     }
 
     /// Compares two elements by this order.
@@ -95,6 +116,80 @@ impl Keys<'_> {
     }
 }
 
+/// Writes the numbers of a row's first elements in an order by counting.
+struct Count<'a> {
+    elems: &'a [f32],
+    order: Order,
+    words: &'a mut [i32],
+}
+
+/// Returns words in the order of [`f32::total_cmp`].
+#[inline(always)]
+fn ordered(x: Vector) -> Vector {
+    let is_negative = hvx::shr_add_w(splat_w(0), x, 31);
+    // A negative number's word is -1 less its magnitude.
+    let magnitude = hvx::and(x, splat_w(i32::MAX));
+    let minus = hvx::sub_w(splat_w(-1), magnitude);
+    let kept = hvx::and(magnitude, hvx::sub_w(splat_w(-1), is_negative));
+    hvx::or(kept, hvx::and(minus, is_negative))
+}
+
+/// Returns `count` less 1 where `a` is below `b`.
+#[inline(always)]
+fn less_if_below(count: Vector, a: Vector, b: Vector) -> Vector {
+    hvx::shr_add_w(count, hvx::sub_sat_w(a, b), 31)
+}
+
+impl hvx::Kernel for Count<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let n = self.elems.len();
+        let mut keys = hvx::zeros::<MOST>();
+        for (g, line) in keys.iter_mut().enumerate().take(n.div_ceil(32)) {
+            let key = ordered(load(self.elems, 32 * g));
+            // The word of what comes first is the smallest.
+            let key = match self.order {
+                Order::Ascending => key,
+                Order::Descending => hvx::sub_w(splat_w(-1), key),
+            };
+            // No word is the largest one, so that each has a next one. Only two kinds of NaN become equal by this.
+            hvx::store(line, hvx::min_w(key, splat_w(i32::MAX - 1)));
+        }
+        let lane = lane_numbers();
+        let mut places = hvx::zeros::<MOST>();
+        let words: &[i32; COUNTED] = bytemuck::cast_ref(&keys);
+        let words = &words[..n];
+        for (g, place) in places.iter_mut().enumerate().take(n.div_ceil(32)) {
+            let have = hvx::load(&keys[g]);
+            // An element comes after those before it that are equal.
+            let next = hvx::add_w(have, splat_w(1));
+            let (before, rest) = words.split_at(32 * g);
+            let (among, after) = rest.split_at(rest.len().min(32));
+            let mut count = splat_w(0);
+            for word in before {
+                count = less_if_below(count, splat_w(*word), next);
+            }
+            for (j, word) in (0..).zip(among) {
+                let is_after = hvx::shr_w(hvx::sub_w(splat_w(j), lane), 31);
+                count = less_if_below(count, splat_w(*word), hvx::add_w(have, is_after));
+            }
+            for word in after {
+                count = less_if_below(count, splat_w(*word), have);
+            }
+            hvx::store(place, hvx::sub_w(splat_w(0), count));
+        }
+        let places: &[i32; COUNTED] = bytemuck::cast_ref(&places);
+        for (i, place) in (0..).zip(&places[..n]) {
+            let place = usize::try_from(*place).unwrap_or(usize::MAX);
+            if let Some(word) = self.words.get_mut(place) {
+                *word = i;
+            }
+        }
+    }
+}
+
 /// A search for the best of some elements.
 struct Best<'a>(&'a [f32], Order);
 
@@ -144,10 +239,20 @@ pub fn sort(engine: &Engine, order: Order, dst: ViewMut<'_>, src: &Source<'_>) -
         let keys = Keys {
             view: &view,
             at,
+            elems: view.floats(at),
             order,
         };
         // Rows that `words` refuses were refused above.
         let Ok(words) = row.words() else { return };
+        if n <= COUNTED
+            && let Some(elems) = view.floats(at)
+        {
+            return hvx::widest(Count {
+                elems,
+                order,
+                words,
+            });
+        }
         for (number, word) in (0..).zip(words.iter_mut()) {
             *word = number;
         }
