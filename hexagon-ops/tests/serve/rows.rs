@@ -9,12 +9,16 @@ use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Params, Tensor as Case, floats
 
 const F: u32 = TYPE_F32;
 const H: u32 = TYPE_F16;
-const SHAPES: [[usize; 4]; 5] = [
+const SHAPES: [[usize; 4]; 8] = [
     [1, 1, 1, 1],
     [33, 5, 1, 1],
     [576, 3, 2, 1],
     [257, 2, 3, 2],
     [64, 9, 4, 1],
+    // Heads of queries and keys: several rows at a time, and some that are left.
+    [128, 11, 2, 1],
+    [256, 3, 5, 1],
+    [96, 17, 1, 1],
 ];
 
 /// Rows of `n` values changed by `f`.
@@ -118,7 +122,13 @@ pub fn slope(head: usize, n_heads: usize, max_bias: f64) -> f64 {
 fn softmax_takes_masks_slopes_and_sinks() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    for ne in [[1, 1, 1, 1], [33, 5, 3, 1], [300, 4, 6, 2], [1024, 1, 9, 1]] {
+    for ne in [
+        [1, 1, 1, 1],
+        [33, 5, 3, 1],
+        [128, 7, 1, 1],
+        [300, 4, 6, 2],
+        [1024, 1, 9, 1],
+    ] {
         for (mask_type, max_bias, has_sinks, scale) in [
             (0, 0.0, false, 1.0),
             (F, 0.0, false, 0.1),
@@ -391,6 +401,7 @@ fn rope_turns_pairs_by_their_positions() {
                 ([64, 3, 2, 1], DENSE, F, false),
                 ([64, 9, 5, 2], GAPS, F, true),
                 ([80, 4, 7, 1], PERMUTED, F, false),
+                ([96, 5, 3, 1], GAPS, F, false),
                 ([64, 2, 3, 1], DENSE, H, true),
             ] {
                 let mut rope = Rope { mode, ..rope };

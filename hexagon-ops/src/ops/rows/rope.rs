@@ -126,9 +126,12 @@ impl Turning<'_> {
             n,
             count,
         };
-        let is_whole = n == 2 * self.rope.n_pairs() && n.is_multiple_of(64);
+        let is_turned = n == 2 * self.rope.n_pairs();
+        let is_whole = is_turned && n.is_multiple_of(64);
         match self.rope.pairs {
-            RopePairs::Halves if is_whole => hvx::widest(RotateHalves(rows)),
+            RopePairs::Halves if is_whole || is_turned && n > 64 && !IN_PLACE => {
+                hvx::widest(RotateHalves(rows));
+            }
             RopePairs::Adjacent if is_whole => hvx::widest(RotateAdjacent(rows)),
             _ => hvx::widest(rows),
         }

@@ -198,10 +198,10 @@ impl AngleTable<'_> {
 }
 
 impl FillAngles<'_, '_> {
-    /// Writes the angles of all pairs to the place of their sines.
+    /// Writes the angles of all pairs to the place of their sines; returns a factor that they all still lack.
     #[inline(always)]
     #[expect(clippy::cast_precision_loss, reason = "pairs are few")]
-    fn angles(&mut self, n_pairs: usize) {
+    fn angles(&mut self, n_pairs: usize) -> f32 {
         let (rope, constants, start) = (self.rope, self.constants, self.start);
         let angles = self.table.sine.iter_mut().take(n_pairs);
         let mut theta = start;
@@ -209,10 +209,10 @@ impl FillAngles<'_, '_> {
         if is_plain && matches!(self.factors, Source::None) {
             let mut theta = theta[0];
             for angle in angles {
-                *angle = rope.freq_scale * theta;
+                *angle = theta;
                 theta *= constants.theta_scale;
             }
-            return;
+            return rope.freq_scale;
         }
         let factors = match self.factors {
             Source::Apart(view) => view.read([0; 3], 0..n_pairs, self.table.chunks[0]),
@@ -241,6 +241,7 @@ impl FillAngles<'_, '_> {
                 *angle = *angle * (1.0 - mix) + extrapolated * mix;
             }
         }
+        1.0
     }
 }
 
@@ -250,14 +251,14 @@ impl hvx::Kernel for FillAngles<'_, '_> {
     #[inline(always)]
     fn run(mut self) {
         let n_pairs = self.rope.n_pairs();
-        self.angles(n_pairs);
+        let factor = hvx::splat_f32(self.angles(n_pairs));
         let magnitude = hvx::splat_f32(self.constants.magnitude);
         let sign = if self.rope.is_inverse { -1.0 } else { 1.0 };
         let sine_magnitude = hvx::splat_f32(self.constants.magnitude * sign);
         let cosines = self.table.cosine.as_chunks_mut::<32>().0;
         let sines = self.table.sine.as_chunks_mut::<32>().0;
         for (cosine, sine) in cosines.iter_mut().zip(sines).take(n_pairs.div_ceil(32)) {
-            let (s, c) = math::sin_cos(hvx::load_f32(sine));
+            let (s, c) = math::sin_cos(hvx::mul_f32(hvx::load_f32(sine), factor));
             hvx::store_f32(sine, hvx::mul_f32(s, sine_magnitude));
             hvx::store_f32(cosine, hvx::mul_f32(c, magnitude));
         }

@@ -39,8 +39,9 @@ impl<const IN_PLACE: bool> hvx::Kernel for RotateRows<'_, '_, IN_PLACE> {
     }
 }
 
-/// [`RotateRows`] of which every element is rotated, in pairs of halves, 32 pairs at a time. The loop has no conditions, so
-/// that addresses stay in registers.
+/// [`RotateRows`] of which every element is rotated, in pairs of halves, 32 pairs of all rows at a time: their angles stay in
+/// registers, and the loop has few conditions. If halves are no whole vectors, the last 32 pairs are some of those before
+/// them again, which is possible only if rows are not rotated in place.
 pub(super) struct RotateHalves<'a, 't, const IN_PLACE: bool>(
     pub(super) RotateRows<'a, 't, IN_PLACE>,
 );
@@ -51,34 +52,44 @@ impl<const IN_PLACE: bool> hvx::Kernel for RotateHalves<'_, '_, IN_PLACE> {
     #[inline(always)]
     fn run(self) {
         let ((x, from_step), (out, step), n) = (self.0.from, self.0.to, self.0.n);
-        let groups = n / 64;
-        let cosines = &self.0.table.cosine.as_chunks::<32>().0[..groups];
-        let sines = &self.0.table.sine.as_chunks::<32>().0[..groups];
-        for i in 0..self.0.count {
-            let Some(out) = out.get_mut(i * step..i * step + n) else {
-                return;
-            };
-            let x = match IN_PLACE {
-                true => &[],
-                false => x.get(i * from_step..i * from_step + n).unwrap_or_default(),
-            };
-            let (low, high) = out.as_chunks_mut::<32>().0.split_at_mut(groups);
-            let (x0, x1) = x.as_chunks::<32>().0.split_at(groups.min(x.len() / 32));
-            for (g, (low, high)) in low.iter_mut().zip(high).enumerate() {
-                let (x0, x1) = match IN_PLACE {
-                    true => (hvx::load_f32(low), hvx::load_f32(high)),
-                    false => match (x0.get(g), x1.get(g)) {
-                        (Some(x0), Some(x1)) => (hvx::load_f32(x0), hvx::load_f32(x1)),
-                        _ => return,
-                    },
+        let half = n / 2;
+        let mut pair = 0;
+        while pair < half {
+            let first = pair.min(half - 32);
+            let angles = (
+                vector(&self.0.table.cosine[..], first),
+                vector(&self.0.table.sine[..], first),
+            );
+            let (Some(c), Some(s)) = angles else { return };
+            let turn = (hvx::load_f32(c), hvx::load_f32(s));
+            let rows = out.get_mut(first..).unwrap_or_default();
+            let mut sources = x.get(first..).unwrap_or_default().chunks(from_step.max(n));
+            for out in rows.chunks_mut(step.max(n)).take(self.0.count) {
+                let x = match IN_PLACE {
+                    true => &*out,
+                    false => sources.next().unwrap_or_default(),
                 };
-                let turn = (hvx::load_f32(&cosines[g]), hvx::load_f32(&sines[g]));
-                let (y0, y1) = rotate(turn, x0, x1);
-                hvx::store_f32(low, y0);
-                hvx::store_f32(high, y1);
+                let (Some(x0), Some(x1)) = (vector(x, 0), vector(x, half)) else {
+                    return;
+                };
+                let (y0, y1) = rotate(turn, hvx::load_f32(x0), hvx::load_f32(x1));
+                let Some((low, high)) = out.split_at_mut_checked(half) else {
+                    return;
+                };
+                if let (Some(low), Some(high)) = (low.first_chunk_mut(), high.first_chunk_mut()) {
+                    hvx::store_f32(low, y0);
+                    hvx::store_f32(high, y1);
+                }
             }
+            pair += 32;
         }
     }
+}
+
+/// Returns 32 elements starting at `at`, if there are as many.
+#[inline(always)]
+fn vector(elems: &[f32], at: usize) -> Option<&[f32; 32]> {
+    elems.get(at..)?.first_chunk()
 }
 
 /// [`RotateRows`] of which every element is rotated, in pairs of neighbours, 32 pairs at a time.
