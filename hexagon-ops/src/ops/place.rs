@@ -1,12 +1,15 @@
 //! Operations that depend on the place of an element: padding, rolling and reflecting, triangles and diagonals,
 //! ramps.
 
-use super::elementwise::same_shape;
+use super::elementwise::{load, put, same_shape};
+use super::rows::lane_numbers;
 use super::tensor::{
     ARITHMETIC, CHUNK, Chunk, FUNCTION, MOVE, Row, Source, Type, View, ViewMut, row_packets,
 };
 use crate::error::{Error, Result};
-use crate::hvx::{self, add_f32, mul_f32, splat_f32};
+use crate::hvx::{
+    self, Vector, add_f32, add_w, and, mul_f32, or, shr_add_w, splat_f32, splat_w, sub_w,
+};
 use crate::rt::Engine;
 
 /// Place of a source in a larger result.
@@ -138,11 +141,17 @@ impl hvx::Kernel for BandRow<'_> {
     #[inline(always)]
     fn run(mut self) {
         let n = self.row.len();
-        let (first, end) = self.band.columns(self.row.at[0], n);
+        let at = self.row.at;
+        let (first, end) = self.band.columns(at[0], n);
         let rest = match self.band {
             Band::Past(_) => f32::NEG_INFINITY,
             _ => 0.0,
         };
+        if let Source::Apart(view) = self.src
+            && let (Some(elems), Some(out)) = (view.floats(at), self.row.floats())
+        {
+            return keep_columns(elems, [first, end], splat_f32(rest), out);
+        }
         let mut chunk: Chunk = [0.0; CHUNK];
         let mut out: Chunk = [0.0; CHUNK];
         for start in (0..n).step_by(CHUNK) {
@@ -155,6 +164,31 @@ impl hvx::Kernel for BandRow<'_> {
             out[to.max(from)..len].fill(rest);
             self.row.write(start, &out[..len]);
         }
+    }
+}
+
+/// Returns -1 where a number below 2^31 is less than another one, else 0.
+#[inline(always)]
+fn is_below(a: Vector, b: Vector) -> Vector {
+    shr_add_w(splat_w(0), sub_w(a, b), 31)
+}
+
+/// Copies the columns from `first` to before `end`, and sets the others to `rest`.
+#[inline(always)]
+fn keep_columns(elems: &[f32], [first, end]: [usize; 2], rest: Vector, out: &mut [f32]) {
+    // Columns are below 2^31.
+    let [first, end] =
+        [first, end].map(|column| splat_w(i32::try_from(column).unwrap_or(i32::MAX)));
+    let mut column = lane_numbers();
+    for (k, out) in out.chunks_mut(32).enumerate() {
+        let is_kept = sub_w(is_below(column, end), is_below(column, first));
+        let others = and(rest, sub_w(splat_w(-1), is_kept));
+        put(
+            or(and(load(elems, 32 * k), is_kept), others),
+            out,
+            out.len(),
+        );
+        column = add_w(column, splat_w(32));
     }
 }
 
@@ -213,6 +247,25 @@ impl hvx::Kernel for RampRow<'_> {
     }
 }
 
+/// Sets elements to a number.
+struct FillRow<'a>(&'a mut [f32], f32);
+
+impl hvx::Kernel for FillRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self(elems, number) = self;
+        let (vectors, rest) = elems.as_chunks_mut();
+        for vector in vectors {
+            hvx::store_f32(vector, splat_f32(number));
+        }
+        for elem in rest {
+            *elem = number;
+        }
+    }
+}
+
 /// Sets element i of each row to `start + i · step`.
 ///
 /// # Errors
@@ -222,6 +275,17 @@ pub fn ramp(engine: &Engine, start: f32, step: f32, dst: ViewMut<'_>) -> Result<
         return Err(Error::Operand);
     }
     let n = dst.shape.ne[0];
+    if step == 0.0 && dst.shape.dtype == Type::F32 && dst.shape.is_gapless() {
+        let shape = dst.shape.with_rows(dst.shape.elems());
+        let packets = || row_packets(shape.ne[0], MOVE);
+        dst.reshaped(shape)
+            .for_row_parts(engine, packets, |mut row| {
+                if let Some(elems) = row.floats() {
+                    hvx::widest(FillRow(elems, start));
+                }
+            });
+        return Ok(());
+    }
     let packets = || row_packets(n, FUNCTION);
     dst.for_rows(engine, packets, |row| {
         hvx::widest(RampRow { row, start, step });
