@@ -155,15 +155,18 @@ fn map_rows(
     shift: [usize; 2],
 ) {
     let n = dst.shape.ne[0];
-    if is_flat(&dst.shape, &src) {
-        return map_flat(engine, f, dst, src);
-    }
-    if let Some(second) = Other::of(&dst.shape, &src, f)
-        && let Source::Apart(first) = src[0]
-        && shift[0] + n <= first.shape.ne[0]
-        && dst.len() >= 2 * engine.threads()
-    {
-        return map_runs(engine, f, dst, *first, second, shift);
+    // A single row has nothing to share, and is the usual one of a token.
+    if dst.shape.ne[1..] != [1; 3] {
+        if is_flat(&dst.shape, &src) {
+            return map_flat(engine, f, dst, src);
+        }
+        if dst.len() >= 2 * engine.threads()
+            && let Some(second) = Other::of(&dst.shape, &src, f)
+            && let Source::Apart(first) = src[0]
+            && shift[0] + n <= first.shape.ne[0]
+        {
+            return map_runs(engine, f, dst, *first, second, shift);
+        }
     }
     let packets = || row_packets(n, f.packets());
     dst.for_row_parts_with_chunks(engine, packets, |row, chunks| {

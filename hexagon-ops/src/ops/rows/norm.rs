@@ -412,8 +412,7 @@ fn norm_rows<'a>(
     let [Some(times), Some(plus)] = [1, 2].map(|i| shared_row(&src[i], n)) else {
         return Some(dst);
     };
-    let n_rows = view.shape.elems() / n;
-    if !(is_rows(&dst.shape) && is_rows(&view.shape) && n.is_multiple_of(32)) || n_rows == 1 {
+    if !(is_rows(&dst.shape) && is_rows(&view.shape) && n.is_multiple_of(32)) {
         return Some(dst);
     }
     let (mut dst, mut view) = (dst, *view);
@@ -502,9 +501,13 @@ pub fn norm(engine: &Engine, norm: Norm, dst: ViewMut<'_>, src: &[Source<'_>; 3]
     for repeated in src[1..].iter().filter(|src| !matches!(src, Source::None)) {
         divides(&dst.shape, repeated)?;
     }
-    let Some(dst) = norm_rows(engine, norm, dst, src) else {
-        return Ok(());
-    };
+    let mut dst = dst;
+    if dst.shape.ne[1..] != [1; 3] {
+        match norm_rows(engine, norm, dst, src) {
+            Some(others) => dst = others,
+            None => return Ok(()),
+        }
+    }
     // A row is not cut: its sum would take a further step.
     let n = dst.shape.ne[0];
     let packets = || row_packets(n, 2 * ARITHMETIC);
@@ -598,7 +601,7 @@ fn sum_groups<'a>(
     let (Some(shape), Some(view)) = (dst.shape.merged(), view.merged()) else {
         return Some(dst);
     };
-    if !fits || shape.ne[1] == 1 {
+    if !fits {
         return Some(dst);
     }
     let packets = || row_packets(n, ARITHMETIC);
@@ -644,9 +647,13 @@ pub fn sum_rows(engine: &Engine, is_mean: bool, dst: ViewMut<'_>, src: &Source<'
     if dst.shape.ne != want || !dst.shape.dtype.is_float() || !view.shape.dtype.is_float() {
         return Err(Error::Operand);
     }
-    let Some(dst) = sum_groups(engine, is_mean, dst, &view) else {
-        return Ok(());
-    };
+    let mut dst = dst;
+    if dst.shape.ne[1..] != [1; 3] {
+        match sum_groups(engine, is_mean, dst, &view) {
+            Some(others) => dst = others,
+            None => return Ok(()),
+        }
+    }
     let n = view.shape.ne[0];
     let packets = || row_packets(n, ARITHMETIC);
     dst.for_rows_with_chunks(engine, packets, |row, chunks| {

@@ -234,13 +234,13 @@ fn soft_max_rows<'a>(
     engine: &Engine,
     scale: f32,
     dst: ViewMut<'a>,
-    [src, mask, sinks]: &[Source<'_>; 3],
+    [src, mask, sinks]: [&Source<'_>; 3],
 ) -> Option<ViewMut<'a>> {
     let is_rows = |shape: &Shape| shape.dtype == Type::F32 && shape.has_dense_rows();
     let (Source::Apart(view), Source::None, Source::None) = (src, mask, sinks) else {
         return Some(dst);
     };
-    if !is_rows(&dst.shape) || !is_rows(&view.shape) || view.shape.ne[1..] == [1; 3] {
+    if !is_rows(&dst.shape) || !is_rows(&view.shape) {
         return Some(dst);
     }
     let (mut dst, mut view) = (dst, *view);
@@ -383,9 +383,13 @@ pub fn soft_max(
     if dst.shape.dtype != Type::F32 || !mask_fits || !sinks_fit {
         return Err(Error::Operand);
     }
-    let Some(dst) = soft_max_rows(engine, params.scale, dst, &[*src, *mask, *sinks]) else {
-        return Ok(());
-    };
+    let mut dst = dst;
+    if ne[1..] != [1; 3] {
+        match soft_max_rows(engine, params.scale, dst, [src, mask, sinks]) {
+            Some(others) => dst = others,
+            None => return Ok(()),
+        }
+    }
     let slopes = Slopes::new(ne[2], params.max_bias);
     let packets = || row_packets(ne[0], FUNCTION);
     fetch_first(mask);
