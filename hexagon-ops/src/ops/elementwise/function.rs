@@ -217,7 +217,6 @@ macro_rules! each_group {
 macro_rules! each_line {
     ($out:ident; $x:ident in $a:ident => $f:expr) => {{
         let a: &[f32] = $a;
-        let mut done = 0;
         if let (Some(xs), Some(outs)) = (lines(a), lines_mut($out)) {
             let groups = xs.as_chunks::<4>().0;
             for (out, x) in outs.as_chunks_mut::<4>().0.iter_mut().zip(groups) {
@@ -230,11 +229,12 @@ macro_rules! each_line {
                 }
                 hvx::store(&mut out[3], last);
             }
-            done = 128 * groups.len();
-        }
-        for k in (done..a.len()).step_by(32) {
-            let $x = load(a, k);
-            put($f, &mut $out[k..], a.len() - k);
+            for k in (128 * groups.len()..a.len()).step_by(32) {
+                let $x = load(a, k);
+                put($f, &mut $out[k..], a.len() - k);
+            }
+        } else {
+            each_group!(4; $out; $x in a => $f);
         }
     }};
     ($out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {{

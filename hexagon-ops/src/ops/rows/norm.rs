@@ -388,6 +388,11 @@ impl Norm {
     }
 }
 
+/// Returns `true` if rows of a shape are f32 without gaps inside.
+fn is_rows(shape: &Shape) -> bool {
+    shape.dtype == Type::F32 && shape.has_dense_rows()
+}
+
 /// Returns the row of an operand that all rows share, and none of one that does not exist; `None` unless it is f32 without gaps.
 fn shared_row<'a>(src: &Source<'a>, n: usize) -> Option<&'a [f32]> {
     match src {
@@ -397,24 +402,34 @@ fn shared_row<'a>(src: &Source<'a>, n: usize) -> Option<&'a [f32]> {
     }
 }
 
-/// Computes [`norm`] of rows of f32 without gaps inside, several rows at a time; returns `dst` if operands are others.
-fn norm_rows<'a>(
-    engine: &Engine,
-    norm: Norm,
-    dst: ViewMut<'a>,
-    src: &[Source<'_>; 3],
-) -> Option<ViewMut<'a>> {
-    let is_rows = |shape: &Shape| shape.dtype == Type::F32 && shape.has_dense_rows();
-    let n = dst.shape.ne[0];
-    let Source::Apart(view) = &src[0] else {
-        return Some(dst);
-    };
-    let [Some(times), Some(plus)] = [1, 2].map(|i| shared_row(&src[i], n)) else {
-        return Some(dst);
-    };
-    if !(is_rows(&dst.shape) && is_rows(&view.shape) && n.is_multiple_of(32)) {
-        return Some(dst);
+/// The operands of a norm of several rows of f32 without gaps inside, of whole vectors.
+struct RowOperands<'a> {
+    view: View<'a>,
+    times: &'a [f32],
+    plus: &'a [f32],
+}
+
+impl<'a> RowOperands<'a> {
+    /// Returns the operands, if result and source are such rows, and the others are a row that all share.
+    fn of(dst: &Shape, src: &[Source<'a>; 3]) -> Option<Self> {
+        let n = dst.ne[0];
+        let Source::Apart(view) = src[0] else {
+            return None;
+        };
+        let fits = is_rows(dst) && is_rows(&view.shape) && n.is_multiple_of(32);
+        fits.then_some(Self {
+            view,
+            times: shared_row(&src[1], n)?,
+            plus: shared_row(&src[2], n)?,
+        })
     }
+}
+
+/// Computes [`norm`] of several rows at a time.
+#[inline(never)]
+fn norm_rows(engine: &Engine, norm: Norm, dst: ViewMut<'_>, operands: &RowOperands<'_>) {
+    let RowOperands { view, times, plus } = operands;
+    let (times, plus, n) = (*times, *plus, dst.shape.ne[0]);
     let (mut dst, mut view) = (dst, *view);
     if let (Some(shape), Some(merged)) = (dst.shape.merged(), view.merged()) {
         (dst, view) = (dst.reshaped(shape), merged);
@@ -480,7 +495,6 @@ fn norm_rows<'a>(
             }
         });
     });
-    None
 }
 
 /// Returns `1 / sqrt(x)`; infinity for zero, which a row of zeros gives without epsilon.
@@ -501,12 +515,11 @@ pub fn norm(engine: &Engine, norm: Norm, dst: ViewMut<'_>, src: &[Source<'_>; 3]
     for repeated in src[1..].iter().filter(|src| !matches!(src, Source::None)) {
         divides(&dst.shape, repeated)?;
     }
-    let mut dst = dst;
-    if dst.shape.ne[1..] != [1; 3] {
-        match norm_rows(engine, norm, dst, src) {
-            Some(others) => dst = others,
-            None => return Ok(()),
-        }
+    if dst.shape.ne[1..] != [1; 3]
+        && let Some(operands) = RowOperands::of(&dst.shape, src)
+    {
+        norm_rows(engine, norm, dst, &operands);
+        return Ok(());
     }
     // A row is not cut: its sum would take a further step.
     let n = dst.shape.ne[0];
@@ -588,22 +601,10 @@ impl hvx::Kernel for SumGroup<'_> {
     }
 }
 
-/// Computes [`sum_rows`] of rows of f32 without gaps inside, several rows at a time; returns `dst` if operands are others.
-fn sum_groups<'a>(
-    engine: &Engine,
-    is_mean: bool,
-    dst: ViewMut<'a>,
-    view: &View<'_>,
-) -> Option<ViewMut<'a>> {
+/// Computes [`sum_rows`] of rows of f32 without gaps inside, several rows at a time; the result has `shape`.
+#[inline(never)]
+fn sum_groups(engine: &Engine, is_mean: bool, (dst, shape): (ViewMut<'_>, Shape), view: &View<'_>) {
     let n = view.shape.ne[0];
-    let is_rows = view.shape.dtype == Type::F32 && view.shape.has_dense_rows();
-    let fits = is_rows && dst.shape.dtype == Type::F32 && n.is_multiple_of(32);
-    let (Some(shape), Some(view)) = (dst.shape.merged(), view.merged()) else {
-        return Some(dst);
-    };
-    if !fits {
-        return Some(dst);
-    }
     let packets = || row_packets(n, ARITHMETIC);
     dst.reshaped(shape).for_parts(engine, packets, |part| {
         part.for_each_run(|mut run| {
@@ -632,7 +633,6 @@ fn sum_groups<'a>(
             }
         });
     });
-    None
 }
 
 /// Sums each row of `src` to one element, or takes its mean.
@@ -647,12 +647,14 @@ pub fn sum_rows(engine: &Engine, is_mean: bool, dst: ViewMut<'_>, src: &Source<'
     if dst.shape.ne != want || !dst.shape.dtype.is_float() || !view.shape.dtype.is_float() {
         return Err(Error::Operand);
     }
-    let mut dst = dst;
-    if dst.shape.ne[1..] != [1; 3] {
-        match sum_groups(engine, is_mean, dst, &view) {
-            Some(others) => dst = others,
-            None => return Ok(()),
-        }
+    if dst.shape.ne[1..] != [1; 3]
+        && is_rows(&view.shape)
+        && dst.shape.dtype == Type::F32
+        && view.shape.ne[0].is_multiple_of(32)
+        && let (Some(shape), Some(view)) = (dst.shape.merged(), view.merged())
+    {
+        sum_groups(engine, is_mean, (dst, shape), &view);
+        return Ok(());
     }
     let n = view.shape.ne[0];
     let packets = || row_packets(n, ARITHMETIC);

@@ -15,8 +15,8 @@ use crate::hvx::{self, Vector, splat_f32, splat_w};
 use crate::ops::elementwise::{BESIDE, dense, put, same_shape};
 use crate::ops::math::{self, scalar};
 use crate::ops::tensor::{
-    CHUNK, Chunks, FUNCTION, Row, Shape, Source, Type, ViewMut, divides, fetch_after, fetch_first,
-    row_packets,
+    CHUNK, Chunks, FUNCTION, Row, Shape, Source, Type, View, ViewMut, divides, fetch_after,
+    fetch_first, row_packets,
 };
 use crate::rt::Engine;
 
@@ -228,21 +228,14 @@ impl hvx::Kernel for SoftMaxRows<'_> {
     }
 }
 
-/// Computes [`soft_max`] of rows of f32 without gaps inside, mask and sinks, several rows at a time; returns `dst` if operands
-/// are others.
-fn soft_max_rows<'a>(
-    engine: &Engine,
-    scale: f32,
-    dst: ViewMut<'a>,
-    [src, mask, sinks]: [&Source<'_>; 3],
-) -> Option<ViewMut<'a>> {
-    let is_rows = |shape: &Shape| shape.dtype == Type::F32 && shape.has_dense_rows();
-    let (Source::Apart(view), Source::None, Source::None) = (src, mask, sinks) else {
-        return Some(dst);
-    };
-    if !is_rows(&dst.shape) || !is_rows(&view.shape) {
-        return Some(dst);
-    }
+/// Returns `true` if rows of a shape are f32 without gaps inside.
+fn is_rows(shape: &Shape) -> bool {
+    shape.dtype == Type::F32 && shape.has_dense_rows()
+}
+
+/// Computes [`soft_max`] of rows of f32 without gaps inside, mask and sinks, several rows at a time.
+#[inline(never)]
+fn soft_max_rows(engine: &Engine, scale: f32, dst: ViewMut<'_>, view: &View<'_>) {
     let (mut dst, mut view) = (dst, *view);
     if let (Some(shape), Some(merged)) = (dst.shape.merged(), view.merged()) {
         (dst, view) = (dst.reshaped(shape), merged);
@@ -265,7 +258,6 @@ fn soft_max_rows<'a>(
             });
         });
     });
-    None
 }
 
 impl hvx::Kernel for SoftMaxRow<'_> {
@@ -383,12 +375,13 @@ pub fn soft_max(
     if dst.shape.dtype != Type::F32 || !mask_fits || !sinks_fit {
         return Err(Error::Operand);
     }
-    let mut dst = dst;
-    if ne[1..] != [1; 3] {
-        match soft_max_rows(engine, params.scale, dst, [src, mask, sinks]) {
-            Some(others) => dst = others,
-            None => return Ok(()),
-        }
+    if ne[1..] != [1; 3]
+        && let (Source::Apart(view), Source::None, Source::None) = (src, mask, sinks)
+        && is_rows(&dst.shape)
+        && is_rows(&view.shape)
+    {
+        soft_max_rows(engine, params.scale, dst, view);
+        return Ok(());
     }
     let slopes = Slopes::new(ne[2], params.max_bias);
     let packets = || row_packets(ne[0], FUNCTION);
