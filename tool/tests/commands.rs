@@ -143,10 +143,10 @@ fn the_vendor_s_library_is_looked_for_by_both_of_its_names() {
 
 #[test]
 fn a_self_test_that_fails_later_is_a_failure() {
-    // The test at start makes five multiplications in each of two arithmetics, on one core.
+    // The test at start makes ten multiplications in each of two arithmetics, on one core.
     let variables = [
         ("GGML_RUST_NPU_SIM", "rk3566"),
-        ("GGML_RUST_NPU_SIM_FAULTS", "rknn_matmul_run:11+=-1"),
+        ("GGML_RUST_NPU_SIM_FAULTS", "rknn_matmul_run:21+=-1"),
     ];
     let output = run(&["devices", "--self-test"], &variables);
     let text = text(&output);
