@@ -11,7 +11,7 @@ use std::ffi::{CString, c_int, c_void};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use hexagon_ops::ffi::Domain;
@@ -248,6 +248,8 @@ pub struct Connection {
     handle: Handle,
     domain: c_int,
     identity: u64,
+    /// `false` when the library on the DSP was closed, and the system has dropped what it had mapped.
+    is_open: Arc<AtomicBool>,
 }
 
 /// The right to touch a connection's shared memory. There is one for each connection; a thread that
@@ -304,6 +306,7 @@ impl Connection {
             handle,
             domain,
             identity,
+            is_open: Arc::new(AtomicBool::new(true)),
         };
         Ok((connection, Quiet { identity }))
     }
@@ -449,6 +452,7 @@ impl Drop for Connection {
         if let Err(error) = check("remote_handle64_close", code, || "the DSP's library".into()) {
             log::warn!("{error}");
         }
+        self.is_open.store(false, Ordering::Release);
     }
 }
 

@@ -19,8 +19,12 @@ pub(super) const IDLE: Duration = Duration::from_millis(15);
 
 /// Pause before a call that was interrupted, or that found VTCM taken, is made again.
 const LATER: Duration = Duration::from_millis(10);
-/// Interruptions in a row that count as signals.
-const INTERRUPTIONS: u32 = 20;
+/// Interrupted calls after which a session ends. Each keeps one of the DSP's 255 contexts until the
+/// session is closed, and all programs of the machine share these.
+///
+/// SOURCE: Linux drivers/misc/fastrpc.c (`FASTRPC_CTX_MAX`; `fastrpc_internal_invoke` keeps the context
+/// of a call that ends with -ERESTARTSYS).
+const MOST_INTERRUPTIONS: u32 = 16;
 
 /// The thread that calls the DSP to serve the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,8 +106,9 @@ pub(super) fn serve_on_thread(
 ) -> Result<JoinHandle<()>> {
     let (connection, bell) = (Arc::clone(connection), Arc::clone(bell));
     let life = move || {
+        let mut interruptions = 0;
         while bell.wait() {
-            if let Err(error) = serve_once(&connection, &bell) {
+            if let Err(error) = serve_once(&connection, &bell, &mut interruptions) {
                 return bell.fail(error);
             }
         }
@@ -119,8 +124,9 @@ pub(super) fn serve_on_thread(
 ///
 /// An interrupted call continues on the DSP, which answers the next call at once: the ring's state
 /// then shows if it has parked.
-fn serve_once(connection: &Connection, bell: &Bell) -> Result<()> {
-    let mut interruptions = 0;
+///
+/// - `interruptions`: calls of the session that were interrupted so far
+fn serve_once(connection: &Connection, bell: &Bell, interruptions: &mut u32) -> Result<()> {
     loop {
         match connection.serve(IDLE) {
             Ok(Served::Parked) => {
@@ -134,8 +140,12 @@ fn serve_once(connection: &Connection, bell: &Bell) -> Result<()> {
                 }
                 std::thread::sleep(LATER);
             }
-            Err(Interruption { is_signal, .. }) if is_signal && interruptions < INTERRUPTIONS => {
-                interruptions += 1;
+            Err(Interruption { error, is_signal }) if is_signal => {
+                *interruptions += 1;
+                if *interruptions == MOST_INTERRUPTIONS {
+                    log::warn!("{MOST_INTERRUPTIONS} calls were interrupted by signals");
+                    return Err(error);
+                }
                 std::thread::sleep(LATER);
             }
             Err(Interruption { error, .. }) => return Err(error),

@@ -14,7 +14,7 @@
 use std::ffi::c_int;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hexagon_ops::ffi;
@@ -39,6 +39,8 @@ struct Rpcmem {
     mapped_bytes: usize,
     fd: c_int,
     is_announced: Mutex<bool>,
+    /// Of the connection.
+    is_open: Arc<AtomicBool>,
 }
 
 /// Returns the bytes to allocate and map for `bytes` bytes; `None` from 2 GiB on: libcdsprpc keeps
@@ -85,6 +87,7 @@ impl Rpcmem {
             mapped_bytes,
             fd,
             is_announced: Mutex::new(false),
+            is_open: Arc::clone(&connection.is_open),
         };
         if fd < 0 {
             return Err(failed("rpcmem_to_fd"));
@@ -131,7 +134,7 @@ impl Rpcmem {
         };
         match check("fastrpc_munmap", code, || self.size()) {
             Ok(()) => *is_announced = false,
-            // A session that was lost has taken its mappings with it.
+            // `drop` keeps the memory.
             Err(error) => log::debug!("{error}"),
         }
     }
@@ -158,6 +161,17 @@ impl Rpcmem {
 impl Drop for Rpcmem {
     fn drop(&mut self) {
         self.retract();
+        let is_announced = *(self.is_announced.get_mut()).unwrap_or_else(PoisonError::into_inner);
+        if is_announced && self.is_open.load(Ordering::Acquire) {
+            // Linux finds a mapping by the number of its descriptor: if this one were closed, the next
+            // buffer with its number would have this memory on the DSP.
+            // SOURCE: drivers/misc/fastrpc.c, `fastrpc_map_lookup`.
+            log::debug!(
+                "{} stay allocated: the system has them mapped for the DSP",
+                self.size()
+            );
+            return;
+        }
         // SAFETY: rpcmem returned this address, and nothing uses it after this.
         unsafe { (self.rpc.api.rpcmem_free)(self.base.as_ptr().cast()) };
     }
