@@ -51,3 +51,20 @@ fn every_operation_of_the_self_test_is_right_on_every_architecture() {
         }
     }
 }
+
+#[test]
+fn the_self_test_multiplies_few_rows_on_both_units_and_more_than_a_tile() {
+    let device = device_with(strict(75), OPTIONS).unwrap();
+    let outcomes = selftest::FAMILIES[0].test(device.npu()).unwrap();
+    for want in [
+        "Q4_0 M=2 ",
+        "Q4_0 M=5 ",
+        "Q4_0 M=16 ",
+        "Q4_0 M=33 ",
+        "Q8_0 M=5 ",
+        "F16 M=33 ",
+    ] {
+        let is_there = outcomes.iter().any(|it| it.test.starts_with(want));
+        assert!(is_there, "no product {want}");
+    }
+}
