@@ -112,6 +112,14 @@ bool glue_is_npu_buffer(ggml_backend_buffer_t buffer) {
   return buffer->iface.set_tensor == set_tensor;
 }
 
+bool glue_only_device_writes(const struct glue_device *device,
+                             const struct ggml_tensor *op) {
+  size_t offset = 0;
+  ggml_backend_buffer_t buffer = whole_of(op, &offset)->buffer;
+  return buffer != NULL && buffer->buft->device == &device->dev &&
+         !ggml_backend_buft_is_host(buffer->buft);
+}
+
 static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
                                                size_t size) {
   const struct glue_device *device = device_of(buft);
@@ -143,9 +151,13 @@ static size_t host_get_max_size(ggml_backend_buffer_type_t buft) {
              : npu_packed_max_size(device->index);
 }
 
+// Returns false for a device that has slices of tensors. ggml's device for
+// `-sm tensor` passes the answer on as its own, and llama.cpp would then read a
+// file into the addresses of its tensors, which are placeholders. It asks about
+// places for weights before it reads any.
 static bool host_is_host(ggml_backend_buffer_type_t buft) {
-  (void)buft;
-  return true;
+  return !atomic_load_explicit(&device_of(buft)->is_sliced,
+                               memory_order_relaxed);
 }
 
 static const struct ggml_backend_buffer_type_i host_iface = {

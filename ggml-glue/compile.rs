@@ -18,7 +18,7 @@ const FETCHED: [&str; 2] = [
 const APIS: [u32; 2] = [2, 3];
 
 /// The names that the glue's files share: each copy of the glue needs its own.
-const SHARED_NAMES: [&str; 14] = [
+const SHARED_NAMES: [&str; 15] = [
     "ggml_backend_rust_npu_reg",
     "glue_backend_new",
     "glue_backend_set_n_threads",
@@ -30,6 +30,7 @@ const SHARED_NAMES: [&str; 14] = [
     "glue_is_ours",
     "glue_mark_cpu_reader",
     "glue_node",
+    "glue_only_device_writes",
     "glue_params_are_known",
     "glue_prove_params",
     "glue_tensor",

@@ -30,6 +30,10 @@ struct glue_device {
   char packed_name[64];
   // The device was given nodes that the CPU computes inside of its graphs.
   atomic_bool shares_graphs;
+  // ggml's device for `-sm tensor` has slices of tensors in buffers of the
+  // device.
+  atomic_bool is_sliced;
+  atomic_bool told_of_training;
 };
 
 // buffer.c
@@ -39,6 +43,12 @@ void glue_device_init_bufts(struct glue_device *device);
 
 // Returns true for memory of an NPU, whichever it is: an npu_buffer.
 bool glue_is_npu_buffer(ggml_backend_buffer_t buffer);
+
+// Returns true if `op` writes a tensor that lies in a buffer of the device
+// already, and that only the device reaches there. ggml aborts if no backend
+// computes such an operation.
+bool glue_only_device_writes(const struct glue_device *device,
+                             const struct ggml_tensor *op);
 
 // graph.c
 
@@ -59,8 +69,8 @@ bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
 // Returns true if a question about `op` is about a graph in slices, that of
 // `-sm tensor`. An operation whose operands have no buffers yet belongs to the
 // graph of this thread's last question: ggml's scheduler first asks about all
-// nodes with weights or caches.
-bool glue_is_of_slices(const struct glue_device *device,
+// nodes with weights or caches. Notes that the device has slices.
+bool glue_is_of_slices(struct glue_device *device,
                        const struct ggml_tensor *op);
 
 // Notes that the CPU computes `node`, whose caches it reads and writes in
@@ -85,8 +95,8 @@ void glue_backend_set_n_threads(ggml_backend_t backend, int n_threads);
 // device is asked; without it all do.
 void glue_prove_params(void);
 
-// Returns true if the parameters of `op` lie where the glue reads them, or if it
-// has none.
+// Returns true if the parameters of `op` lie where the glue reads them, or if
+// it has none.
 bool glue_params_are_known(const struct ggml_tensor *op);
 
 // differs.c

@@ -99,7 +99,7 @@ static const struct ggml_tensor *owner_of(const struct ggml_tensor *tensor) {
   return tensor->view_src != NULL ? tensor->view_src : tensor;
 }
 
-bool glue_is_of_slices(const struct glue_device *device,
+bool glue_is_of_slices(struct glue_device *device,
                        const struct ggml_tensor *op) {
   static _Thread_local bool of_slices;
   for (int i = -1; i < GGML_MAX_SRC; i++) {
@@ -110,6 +110,7 @@ bool glue_is_of_slices(const struct glue_device *device,
     ggml_backend_buffer_type_t buft = owner_of(tensor)->buffer->buft;
     if (will_be_sliced(buft)) {
       of_slices = true;
+      atomic_store_explicit(&device->is_sliced, true, memory_order_relaxed);
       return true;
     }
     if (buft->device != NULL && buft->device->reg == device->dev.reg) {
@@ -155,8 +156,8 @@ static uint32_t place_of(const struct glue_device *device,
   if (buffer->buft == &device->packed_buft) {
     return NPU_PLACE_PACKED;
   }
-  if (shares && buffer->buft == &device->host_buft && buffer->size > 0) {
-    return NPU_PLACE_DEVICE;
+  if (buffer->buft == &device->host_buft) {
+    return shares && buffer->size > 0 ? NPU_PLACE_DEVICE : NPU_PLACE_HOST;
   }
   return ggml_backend_buft_is_host(buffer->buft) ? NPU_PLACE_HOST
                                                  : NPU_PLACE_OTHER;
@@ -250,6 +251,12 @@ void glue_mark_cpu_reader(const struct glue_device *device,
   }
 }
 
+// A copy in memory of this device of what lies in memory of another one.
+struct glue_copy {
+  const struct ggml_tensor *copy;
+  struct ggml_tensor *original;
+};
+
 struct glue_backend {
   struct ggml_backend base;
   const struct glue_device *device;
@@ -263,6 +270,10 @@ struct glue_backend {
   bool cpu_failed;
   // Threads of the CPU backend; 0 until the program sets them.
   int n_threads;
+  // The copies that ggml made for the next graph, in memory that grows.
+  struct glue_copy *copies;
+  size_t n_copies, copies_capacity;
+  bool copies_failed; // there was no memory for all of them
 };
 
 static struct glue_backend *backend_of(ggml_backend_t backend) {
@@ -285,6 +296,7 @@ static void backend_free(ggml_backend_t backend) {
   struct glue_backend *self = backend_of(backend);
   npu_backend_free(self->npu);
   free(self->nodes);
+  free(self->copies);
   if (self->cpu != NULL) {
     ggml_backend_free(self->cpu);
   }
@@ -452,16 +464,25 @@ static enum ggml_status compute_on_cpu(struct glue_backend *self,
   return status;
 }
 
-// Returns true if the CPU computes a node that ggml gave to the device. `node`
-// is its description, or NULL if npu.h has none for it.
-static bool is_for_cpu(struct glue_backend *self, const npu_node *node) {
+// Returns true if the CPU computes a node that ggml gave to the device.
+// `described` is its description, or NULL if npu.h has none for it.
+static bool is_for_cpu(struct glue_backend *self,
+                       const struct ggml_tensor *node,
+                       const npu_node *described) {
   const struct glue_device *device = self->device;
+  ggml_backend_buffer_t buffer = owner_of(node)->buffer;
+  if (device->buffers == NPU_BUFFERS_HOST_AND_PACKED && buffer != NULL &&
+      buffer->buft == &device->packed_buft) {
+    return false; // the packed form lies elsewhere, and would remain the old
+                  // one
+  }
   // The CPU can read packed weights only if the device also keeps their
   // original bytes.
   const bool cpu_reads =
       device->buffers == NPU_BUFFERS_HOST_AND_PACKED ||
       atomic_load_explicit(&device->shares_graphs, memory_order_relaxed);
-  return cpu_reads && (node == NULL || npu_prefers_cpu(device->index, node)) &&
+  return cpu_reads &&
+         (described == NULL || npu_prefers_cpu(device->index, described)) &&
          cpu_of(self) != NULL;
 }
 
@@ -484,10 +505,71 @@ static void clear_absent_part(const struct ggml_cgraph *graph) {
   }
 }
 
-static enum ggml_status backend_graph_compute(ggml_backend_t backend,
-                                              struct ggml_cgraph *graph) {
-  struct glue_backend *self = backend_of(backend);
+// Copies a tensor through memory of the program.
+static void copy_tensor(const struct ggml_tensor *from,
+                        struct ggml_tensor *to) {
+  ggml_backend_buffer_t source = owner_of(from)->buffer;
+  ggml_backend_buffer_t target = owner_of(to)->buffer;
+  const size_t size = ggml_nbytes(from);
+  // Without memory for all of it the copy has many pieces.
+  char piece[4096];
+  char *whole = malloc(size);
+  char *bytes = whole != NULL ? whole : piece;
+  const size_t step = whole != NULL ? size : sizeof(piece);
+  for (size_t at = 0; at < size; at += step) {
+    const size_t n = size - at < step ? size - at : step;
+    source->iface.get_tensor(source, from, bytes, at, n);
+    target->iface.set_tensor(target, to, bytes, at, n);
+  }
+  free(whole);
+}
 
+// Notes that `copy` is a copy of `original`.
+static void note_copy(struct glue_backend *self, struct ggml_tensor *original,
+                      const struct ggml_tensor *copy) {
+  if (self->n_copies == self->copies_capacity) {
+    const size_t capacity = 2 * self->copies_capacity + 16;
+    struct glue_copy *copies =
+        realloc(self->copies, capacity * sizeof(copies[0]));
+    if (copies == NULL) {
+      self->copies_failed = true;
+      return;
+    }
+    self->copies = copies;
+    self->copies_capacity = capacity;
+  }
+  self->copies[self->n_copies++] =
+      (struct glue_copy){.copy = copy, .original = original};
+}
+
+// Writes back the moments that AdamW's steps of a graph have changed, if they
+// are copies: all moments lie on the program's first device, and ggml only
+// copies them to the device of the weights.
+static bool write_moments_back(struct glue_backend *self,
+                               const struct ggml_cgraph *graph) {
+  for (int i = 0; i < graph->n_nodes; i++) {
+    const struct ggml_tensor *node = graph->nodes[i];
+    if (strcmp(ggml_op_name(node->op), "OPT_STEP_ADAMW") != 0) {
+      continue;
+    }
+    if (self->copies_failed) {
+      GGML_LOG_ERROR("ggml-rust-npu: %s: no memory to write back what %s "
+                     "changes\n",
+                     npu_device_name(self->device->index), node->name);
+      return false;
+    }
+    for (size_t j = 0; j < self->n_copies; j++) {
+      const struct glue_copy *copy = &self->copies[j];
+      if (copy->copy == node->src[2] || copy->copy == node->src[3]) {
+        copy_tensor(copy->copy, copy->original);
+      }
+    }
+  }
+  return true;
+}
+
+static enum ggml_status compute_nodes(struct glue_backend *self,
+                                      struct ggml_cgraph *graph) {
   uint32_t replayed;
   if (npu_backend_replay(self->npu, graph->uid, &replayed)) {
     return status_of(replayed);
@@ -501,7 +583,7 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
   }
   if (!reserve_nodes(self, n_nodes)) {
     GGML_LOG_ERROR("ggml-rust-npu: %s: no memory for a graph of %zu nodes\n",
-                   backend_get_name(backend), n_nodes);
+                   npu_device_name(self->device->index), n_nodes);
     return GGML_STATUS_ALLOC_FAILED;
   }
 
@@ -520,10 +602,11 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
     }
     npu_node *out = &self->nodes[n_filled];
     const bool described = glue_node(self->device, node, true, out);
-    const bool for_cpu = is_for_cpu(self, described ? out : NULL);
+    const bool for_cpu = is_for_cpu(self, node, described ? out : NULL);
     if (!described && !for_cpu) {
       GGML_LOG_ERROR("ggml-rust-npu: %s: cannot compute %s (%s)\n",
-                     backend_get_name(backend), ggml_op_desc(node), node->name);
+                     npu_device_name(self->device->index), ggml_op_desc(node),
+                     node->name);
       return GGML_STATUS_FAILED;
     }
     if (for_cpu) {
@@ -546,6 +629,20 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
   return status;
 }
 
+static enum ggml_status backend_graph_compute(ggml_backend_t backend,
+                                              struct ggml_cgraph *graph) {
+  struct glue_backend *self = backend_of(backend);
+  enum ggml_status status = compute_nodes(self, graph);
+  if (status == GGML_STATUS_SUCCESS &&
+      (self->n_copies > 0 || self->copies_failed) &&
+      !write_moments_back(self, graph)) {
+    status = GGML_STATUS_ALLOC_FAILED;
+  }
+  self->n_copies = 0;
+  self->copies_failed = false;
+  return status;
+}
+
 // Copies a tensor that another backend computed into memory of ours, as ggml
 // asks its backends to before a graph. Where this returns false, ggml reads
 // memory of the CPU and writes it by npu_buffer_set. Left alone it would have a
@@ -554,30 +651,22 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
 static bool backend_cpy_tensor(ggml_backend_t from, ggml_backend_t to,
                                const struct ggml_tensor *src,
                                struct ggml_tensor *dst) {
-  (void)to;
+  if (role_of(owner_of(src)) == NPU_ROLE_STATE &&
+      (src->flags & GGML_TENSOR_FLAG_INPUT) == 0) {
+    // CAST: ggml takes a source as constant; it is the program's own tensor.
+    note_copy(backend_of(to), (struct ggml_tensor *)(uintptr_t)src, dst);
+  }
   ggml_backend_buffer_t source = owner_of(src)->buffer;
-  ggml_backend_buffer_t target = owner_of(dst)->buffer;
   if (ggml_backend_buft_is_host(source->buft) && !glue_is_npu_buffer(source)) {
     return false;
   }
-  const size_t size = ggml_nbytes(src);
-  if (size == 0) {
+  if (ggml_nbytes(src) == 0) {
     return true;
   }
   if (from->iface.synchronize != NULL) {
     from->iface.synchronize(from);
   }
-  // Without memory for all of it the copy has many pieces.
-  char piece[4096];
-  char *whole = malloc(size);
-  char *bytes = whole != NULL ? whole : piece;
-  const size_t step = whole != NULL ? size : sizeof(piece);
-  for (size_t at = 0; at < size; at += step) {
-    const size_t n = size - at < step ? size - at : step;
-    source->iface.get_tensor(source, src, bytes, at, n);
-    target->iface.set_tensor(target, dst, bytes, at, n);
-  }
-  free(whole);
+  copy_tensor(src, dst);
   return true;
 }
 

@@ -65,20 +65,19 @@ static void prove_all(struct ggml_context *ctx) {
                      (struct params){{bits(0.5f), bits(3.0f)}}));
   prove("CLAMP", has(ggml_clamp(ctx, a, -2.0f, 5.0f), "CLAMP",
                      (struct params){{bits(-2.0f), bits(5.0f)}}));
-  prove("CONCAT", has(ggml_concat(ctx, a, b, 2), "CONCAT",
-                      (struct params){{2}}));
+  prove("CONCAT",
+        has(ggml_concat(ctx, a, b, 2), "CONCAT", (struct params){{2}}));
   prove("ARGSORT", has(ggml_argsort(ctx, a, GGML_SORT_ORDER_DESC), "ARGSORT",
                        (struct params){{GGML_SORT_ORDER_DESC}}));
   prove("SOFT_MAX", has(ggml_soft_max_ext(ctx, a, b, 0.5f, 8.0f), "SOFT_MAX",
                         (struct params){{bits(0.5f), bits(8.0f)}}));
-  prove("UNARY", has(ggml_silu(ctx, a), "UNARY",
-                     (struct params){{GGML_UNARY_OP_SILU}}));
-  prove("GLU",
-        has(ggml_glu(ctx, a, GGML_GLU_OP_SWIGLU, true), "GLU",
-            (struct params){{GGML_GLU_OP_SWIGLU, true}}) &&
-            has(ggml_swiglu_oai(ctx, a, b, 1.5f, 7.0f), "GLU",
-                (struct params){{GGML_GLU_OP_SWIGLU_OAI, false, bits(1.5f),
-                                 bits(7.0f)}}));
+  prove("UNARY",
+        has(ggml_silu(ctx, a), "UNARY", (struct params){{GGML_UNARY_OP_SILU}}));
+  prove("GLU", has(ggml_glu(ctx, a, GGML_GLU_OP_SWIGLU, true), "GLU",
+                   (struct params){{GGML_GLU_OP_SWIGLU, true}}) &&
+                   has(ggml_swiglu_oai(ctx, a, b, 1.5f, 7.0f), "GLU",
+                       (struct params){{GGML_GLU_OP_SWIGLU_OAI, false,
+                                        bits(1.5f), bits(7.0f)}}));
   const struct params rope = {{0, 32, 2, 0, 4096, bits(7.0f), bits(0.5f),
                                bits(0.25f), bits(1.5f), bits(32.0f),
                                bits(3.0f)}};
@@ -86,14 +85,13 @@ static void prove_all(struct ggml_context *ctx) {
   of_sections.words[2] = GGML_ROPE_TYPE_MROPE;
   int sections[GGML_MROPE_SECTIONS] = {3, 5, 7, 1};
   memcpy(&of_sections.words[11], sections, sizeof(sections));
-  prove("ROPE",
-        has(ggml_rope_ext(ctx, a, positions, NULL, 32, 2, 4096, 7.0f, 0.5f,
-                          0.25f, 1.5f, 32.0f, 3.0f),
-            "ROPE", rope) &&
-            has(ggml_rope_multi(ctx, a, four_positions, NULL, 32, sections,
-                                GGML_ROPE_TYPE_MROPE, 4096, 7.0f, 0.5f, 0.25f,
-                                1.5f, 32.0f, 3.0f),
-                "ROPE", of_sections));
+  prove("ROPE", has(ggml_rope_ext(ctx, a, positions, NULL, 32, 2, 4096, 7.0f,
+                                  0.5f, 0.25f, 1.5f, 32.0f, 3.0f),
+                    "ROPE", rope) &&
+                    has(ggml_rope_multi(ctx, a, four_positions, NULL, 32,
+                                        sections, GGML_ROPE_TYPE_MROPE, 4096,
+                                        7.0f, 0.5f, 0.25f, 1.5f, 32.0f, 3.0f),
+                        "ROPE", of_sections));
   struct ggml_tensor *product = ggml_mul_mat(ctx, a, b);
   struct ggml_tensor *attention =
       ggml_flash_attn_ext(ctx, a, cache, cache, mask, 0.5f, 8.0f, 30.0f);
@@ -101,12 +99,10 @@ static void prove_all(struct ggml_context *ctx) {
       !ggml_prec_set_acc(attention, GGML_PREC_F32)) {
     return;
   }
-  prove("MUL_MAT",
-        has(product, "MUL_MAT", (struct params){{GGML_PREC_F32}}));
-  prove("FLASH_ATTN_EXT",
-        has(attention, "FLASH_ATTN_EXT",
-            (struct params){{bits(0.5f), bits(8.0f), bits(30.0f),
-                             GGML_PREC_F32}}));
+  prove("MUL_MAT", has(product, "MUL_MAT", (struct params){{GGML_PREC_F32}}));
+  prove("FLASH_ATTN_EXT", has(attention, "FLASH_ATTN_EXT",
+                              (struct params){{bits(0.5f), bits(8.0f),
+                                               bits(30.0f), GGML_PREC_F32}}));
 }
 
 void glue_prove_params(void) {

@@ -87,6 +87,19 @@ device_get_buffer_type(ggml_backend_dev_t dev) {
                                             : &device->host_buft;
 }
 
+// Tells once that a program trains weights that the device has packed.
+static void tell_of_training(struct glue_device *device,
+                             const struct ggml_tensor *op) {
+  static const char step[] = "OPT_STEP_";
+  if (strncmp(ggml_op_name(op->op), step, sizeof(step) - 1) == 0 &&
+      !atomic_exchange(&device->told_of_training, true)) {
+    GGML_LOG_INFO("ggml-rust-npu: %s: the program trains: the CPU takes the "
+                  "optimizer's steps, and weights in F32 are multiplied in "
+                  "FP32\n",
+                  npu_device_name(device->index));
+  }
+}
+
 static bool device_supports_op(ggml_backend_dev_t dev,
                                const struct ggml_tensor *op) {
   if (ggml_op_is_empty(op->op)) {
@@ -108,6 +121,13 @@ static bool device_supports_op(ggml_backend_dev_t dev,
     atomic_store_explicit(&device->shares_graphs, true, memory_order_relaxed);
     return true;
   }
+  if (glue_only_device_writes(device, op)) {
+    // Such as an optimizer's step on packed weights. If there is no CPU backend
+    // either, the graph fails and says so.
+    tell_of_training(device, op);
+    atomic_store_explicit(&device->shares_graphs, true, memory_order_relaxed);
+    return true;
+  }
   glue_mark_cpu_reader(device, op);
   return false;
 }
@@ -115,7 +135,7 @@ static bool device_supports_op(ggml_backend_dev_t dev,
 static bool device_supports_buft(ggml_backend_dev_t dev,
                                  ggml_backend_buffer_type_t buft) {
   const struct glue_device *device = glue_device_of(dev);
-  return glue_is_ours(device, buft) ||
+  return glue_is_ours(device, buft) || buft == &device->host_buft ||
          (device->buffers == NPU_BUFFERS_HOST_AND_PACKED &&
           ggml_backend_buft_is_host(buft));
 }

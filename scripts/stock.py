@@ -29,6 +29,7 @@ DEBIAN_PINNED = {
     "libggml0": ("0.27.0-1", "f621153d6615a8dd1ac4b14e110cbafca34cc66f551367c5f6326f71fb141b0d"),
     "libllama0": ("1:0.7.0+dfsg-2", "7d49cde5582ccdc8c454b379ba627eea8c95813b6a9c70628653101f629204d6"),
     "llama.cpp-tools": ("1:0.7.0+dfsg-2", "3007c170f116891974bd37d5ba802f094c7d020412f2100cc71582fc8530895c"),
+    "llama.cpp-examples": ("1:0.7.0+dfsg-2", "d299ba15b7bfb2b31a7f8a7276cd0eb7ba9110575a8a0e6c61994a8b218e6006"),
     "llama.cpp-tests": ("1:0.7.0+dfsg-2", "c512d0401e66aab3bf94296f24816e5ac8cdaee88d06f7493212ff307b33d9fc"),
     "libwhisper1": ("1.9.5+dfsg-1", "9d44352baa73b79d34d0fe56ad21ab7c4cc45b60b11cf7e37067965ce5e02ea7"),
     "libggml0-backend-rpc": ("0.27.0-1", "6f7e54b79cd25d59f6d0b2a3a7542ae1aee1b66ad39f626a594a61f8c4ba960e"),

@@ -52,8 +52,8 @@
      struct ggml_tensor * b),                                                  \
     (ctx, a, b))                                                               \
   X(struct ggml_tensor *, ggml_new_tensor_4d,                                  \
-    (struct ggml_context * ctx, enum ggml_type type, int64_t ne0,              \
-     int64_t ne1, int64_t ne2, int64_t ne3),                                   \
+    (struct ggml_context * ctx, enum ggml_type type, int64_t ne0, int64_t ne1, \
+     int64_t ne2, int64_t ne3),                                                \
     (ctx, type, ne0, ne1, ne2, ne3))                                           \
   X(struct ggml_tensor *, ggml_norm,                                           \
     (struct ggml_context * ctx, struct ggml_tensor * a, float eps),            \
@@ -158,8 +158,8 @@
   X(, ggml_abort, , )                                                          \
   X(, ggml_log_internal, , )
 
-// The first is newer than the oldest ggml that the plugin works with; the others
-// are in the library above the one with all the others.
+// The first is newer than the oldest ggml that the plugin works with; the
+// others are in the library above the one with all the others.
 #define OPTIONAL_IMPORTS(X)                                                    \
   X(, ggml_prec_set_acc, , )                                                   \
   X(, ggml_backend_dev_by_type, , )                                            \

@@ -51,6 +51,8 @@ pub struct HexBuffer {
     writing: Mutex<()>,
     /// All memory of the device that the CPU reads in place.
     all_shared: SharedBuffers,
+    /// The device's lock of the forms that tensors lie in.
+    layouts: Arc<RwLock<()>>,
 }
 
 /// One packed tensor.
@@ -186,6 +188,7 @@ impl HexBuffer {
             packs: device.packs(),
             writing: Mutex::default(),
             all_shared: Arc::clone(&device.shared),
+            layouts: Arc::clone(&device.layouts),
         })
     }
 
@@ -574,17 +577,21 @@ impl Buffer for HexBuffer {
     }
 
     fn show_to_cpu(&self, tensor: &Tensor) {
+        if !self.shared {
+            // No stream computes with the packed form meanwhile.
+            let _alone = self.layouts.write().unwrap_or_else(PoisonError::into_inner);
+            self.unpack(&tensor.span());
+            return self.memory.invalidate(tensor.span());
+        }
         // Weights that the DSP writes are results, and shown then. The CPU may have lines of others that it wrote when it loaded
         // them.
-        if self.shared && tensor.role != Role::Weights {
+        if tensor.role != Role::Weights {
             self.memory.invalidate(tensor.span());
         }
     }
 
     fn take_from_cpu(&self, tensor: &Tensor) {
-        if self.shared {
-            self.memory.clean(tensor.span());
-        }
+        self.memory.clean(tensor.span());
     }
 }
 

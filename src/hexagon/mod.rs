@@ -97,7 +97,7 @@ pub struct HexDevice {
     changes: Arc<AtomicU64>,
     /// Streams hold it from planning to results. One that puts packed tensors back into ggml's layout holds it alone, because the
     /// plans of others may name their packed form.
-    layouts: RwLock<()>,
+    layouts: Arc<RwLock<()>>,
     packs: OnceLock<Arc<Packs>>,
     trace: Option<Trace>,
     shared: SharedBuffers,
@@ -207,7 +207,7 @@ impl HexDevice {
             repack: options.repack,
             activations: options.activations,
             changes: Arc::default(),
-            layouts: RwLock::default(),
+            layouts: Arc::default(),
             packs: OnceLock::new(),
             trace,
             shared: SharedBuffers::default(),
@@ -370,7 +370,8 @@ impl Device for HexDevice {
 
     fn prefers_cpu(&self, operation: &Operation) -> bool {
         let operands = operation.src.iter().flatten().chain([&operation.dst]);
-        let readable = |place| matches!(place, Place::Host | Place::Device);
+        // Packed operands are put back into ggml's layout for it.
+        let readable = |place| matches!(place, Place::Host | Place::Device | Place::Packed);
         self.refusal(operation).is_some() && operands.into_iter().all(|it| readable(it.place))
     }
 

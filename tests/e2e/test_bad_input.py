@@ -11,8 +11,9 @@ PROMPT = "The sea is"
 TOKENS = 8
 
 # The words of a prompt of 60 tokens.
-LONG_PROMPT = ("The sea is wide and the wind is cold, and the old man in the boat looks at the gulls that fly over the waves. He "
-               "thinks of the harbour, of the lamps in the windows, and of the bread that his wife has put on the table for him")
+LONG_PROMPT = ("The sea is wide and the wind is cold, and the old man in the boat looks at the gulls that fly over the waves. "
+               "He thinks of the harbour, of the lamps in the windows, and of the bread that his wife has put on the table "
+               "for him")
 
 # Calls that the device needs before it can be offered at all, and calls far behind that.
 START_FAULTS = ["rknn_matmul_create:1=-1", "rknn_create_mem:1=-1", "rknn_matmul_run:1=-1", "rknn_query:1=-1",

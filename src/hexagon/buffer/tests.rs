@@ -160,6 +160,33 @@ fn floats_are_packed_if_they_are_weights() {
     }
 }
 
+/// The optimizer's step on a packed weight was computed by nothing, and ggml aborts then.
+#[test]
+fn a_packed_weight_is_put_back_for_the_cpu() {
+    let device = HexDevice::of_tests();
+    let w = weight(DType::F32, AT);
+    let buffer = HexBuffer::new(&device, AT + device.packed_bytes(&w), false).unwrap();
+    let values = (0_u16..).map(f32::from).take(size(&w) / 4);
+    let content: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+    buffer
+        .write(&w, 0, content.len(), Content::Bytes(&content))
+        .unwrap();
+    assert!(buffer.is_packed(&w));
+    let before = device.changes();
+    buffer.show_to_cpu(&w);
+    assert!(!buffer.is_packed(&w));
+    assert_ne!(
+        device.changes(),
+        before,
+        "remembered graphs name the packed form"
+    );
+    let mut shown = vec![0; content.len()];
+    copy_out(&buffer.memory, AT, &mut shown);
+    assert!(shown == content);
+    buffer.take_from_cpu(&w);
+    assert!(!buffer.is_packed(&w));
+}
+
 #[test]
 fn one_row_beyond_f16_is_seen_wherever_it_is() {
     let device = HexDevice::of_tests();
