@@ -86,6 +86,16 @@ impl HexStream {
         }
     }
 
+    /// Returns the bytes of the process's memory that remembered graphs hold, without memory of the device.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        let graphs = self.graphs();
+        let submissions = graphs.remembered.values();
+        submissions
+            .map(|(_, submission)| submission.heap_bytes())
+            .sum()
+    }
+
     fn graphs(&self) -> MutexGuard<'_, Graphs> {
         // After a panic the C border asks nothing more of a stream.
         self.graphs.lock().unwrap_or_else(PoisonError::into_inner)

@@ -9,27 +9,32 @@ struct Counting;
 thread_local! {
     // Neither lazy nor dropped, so that it can be touched at any time of a thread.
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    /// Bytes that were allocated and not freed, which is negative for a thread that frees what another one allocated.
+    static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
-fn count() {
-    ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
+fn count(bytes: usize, freed: usize) {
+    ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + usize::from(bytes > 0)));
+    let change = bytes.cast_signed() - freed.cast_signed();
+    LIVE_BYTES.with(|live| live.set(live.get() + change));
 }
 
 // SAFETY: passes everything on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size(), 0);
         // SAFETY: passed on to the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        count(0, layout.size());
         // SAFETY: passed on to the caller.
         unsafe { System.dealloc(memory, layout) };
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        count(size, layout.size());
         // SAFETY: passed on to the caller.
         unsafe { System.realloc(memory, layout, size) }
     }
@@ -43,4 +48,11 @@ pub fn allocations(f: impl FnOnce()) -> usize {
     let before = ALLOCATIONS.get();
     f();
     ALLOCATIONS.get() - before
+}
+
+/// Bytes that `f` allocated on this thread and did not free.
+pub fn live_bytes(f: impl FnOnce()) -> isize {
+    let before = LIVE_BYTES.get();
+    f();
+    LIVE_BYTES.get() - before
 }

@@ -11,7 +11,7 @@ use ggml_rust_npu::reference::{mul_mat, nmse};
 use ggml_rust_npu::tensor::{DType, Format};
 use half::f16;
 
-use crate::alloc::allocations;
+use crate::alloc::{allocations, live_bytes};
 use crate::common::node;
 use crate::common::{
     Kind, Numbers, OPTIONS, Weight, buffer_with, device, device_with, strict, tensor,
@@ -108,16 +108,25 @@ impl Layer {
         }
     }
 
-    fn compute(&self, stream: &HexStream, graph: u64) {
+    fn nodes(&self) -> [Node<'_>; 5] {
         let [norm, scaled, product, sum] = self.results;
         let w = self.w.tensor(0, Place::Packed);
-        let mut nodes = [
+        [
             self.node(Op::RmsNorm, norm, &[self.x]),
             self.node(Op::Mul, scaled, &[norm, self.g]),
             self.node(Op::MulMat, product, &[w, scaled]),
             self.node(Op::Add, sum, &[product, self.x]),
             self.node(Op::Cpy, self.cache, &[sum, self.cache]),
-        ];
+        ]
+    }
+
+    fn compute(&self, stream: &HexStream, graph: u64) {
+        stream.submit(graph, &mut self.nodes()).unwrap();
+    }
+
+    /// As `compute`, several times in one graph.
+    fn compute_times(&self, stream: &HexStream, graph: u64, times: usize) {
+        let mut nodes: Vec<Node> = (0..times).flat_map(|_| self.nodes()).collect();
         stream.submit(graph, &mut nodes).unwrap();
     }
 
@@ -339,6 +348,43 @@ fn many_small_graphs_are_remembered_and_few_that_hold_much() {
     // The next ones do not keep what those that were forgotten for them held.
     (101..=149).for_each(|graph| layer.compute(&stream, graph));
     assert!((101..=149).all(|graph| stream.replay(graph).is_some()));
+}
+
+/// Neither the buffers of each command nor room for larger graphs was counted, so that graphs held three times their limit.
+#[test]
+fn bytes_that_remembered_graphs_hold_are_counted_and_limited() {
+    const LIMIT_BYTES: isize = 64 << 20;
+    let device = device();
+    let layer = Layer::new(&device);
+    layer.write(&layer.x, &Numbers::new(4).floats(K * M));
+    let stream = HexStream::new(Arc::clone(&device));
+    // What the session and the stream keep for their largest graph.
+    layer.compute_times(&stream, 0, 400);
+    // A graph without a number leaves its room to the next one, which gives it back.
+    layer.compute_times(&stream, 500, 3);
+    let counted = || stream.heap_bytes().cast_signed();
+    let before = counted();
+    let live = live_bytes(|| {
+        for graph in 1..=40 {
+            let times = if graph % 2 == 0 { 90 } else { 3 };
+            layer.compute_times(&stream, graph, times);
+        }
+    });
+    let counted = counted() - before;
+    assert!(live > 1 << 20, "{live} bytes are held");
+    let difference = (counted - live).abs();
+    assert!(
+        difference < live / 20,
+        "{counted} bytes are counted, {live} are held"
+    );
+
+    // Small graphs that take the place of large ones do not keep their memory.
+    let more = live_bytes(|| {
+        (101..=220).for_each(|graph| layer.compute_times(&stream, graph, 400));
+        (301..=420).for_each(|graph| layer.compute_times(&stream, graph, 3));
+    });
+    let all = live + more;
+    assert!(all < LIMIT_BYTES + LIMIT_BYTES / 20, "{all} bytes are held");
 }
 
 /// A result that overlaps an operand without being the same is an error of this graph, not the end

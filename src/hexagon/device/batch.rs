@@ -60,6 +60,19 @@ impl Batch {
         self.entries.len() * size_of::<Command>()
     }
 
+    /// Returns the bytes of the process's memory that it holds.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<BatchEntry>()
+            + self.numbers.capacity() * size_of::<Number>()
+    }
+
+    /// Gives back memory that it does not need, such as that of longer batches before.
+    pub fn shrink(&mut self) {
+        self.entries.shrink_to_fit();
+        self.numbers.shrink_to_fit();
+    }
+
     /// Writes the commands to a buffer, from which the DSP reads them at each later submission,
     /// until the batch is changed.
     pub fn record(&mut self, buffer: &DeviceBuffer) {

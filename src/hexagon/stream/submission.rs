@@ -131,9 +131,17 @@ impl Submission {
         self.changes = changes;
     }
 
-    /// Drops scratch memory that an earlier graph needed.
+    /// Drops memory that an earlier graph needed.
     pub(super) fn drop_unused(&mut self) {
         self.scratch.truncate(self.taken);
+        self.scratch.shrink_to_fit();
+        self.batch.shrink();
+        self.steps.shrink_to_fit();
+        self.named.shrink_to_fit();
+        self.stored.shrink_to_fit();
+        for rows in &mut self.stored {
+            rows.caches.shrink_to_fit();
+        }
     }
 
     /// Returns the bytes that it keeps while it is remembered. A buffer of the device counts as more than it has, because there
@@ -141,7 +149,21 @@ impl Submission {
     pub(super) fn held_bytes(&self) -> usize {
         let buffers = self.scratch.iter().chain(&self.list);
         let of_device: usize = buffers.map(|buffer| buffer.bytes() + NUMBER_BYTES).sum();
-        self.batch.list_bytes() + size_of_val(&*self.steps) + of_device
+        self.heap_bytes() + of_device
+    }
+
+    /// Returns the bytes of the process's memory that it holds, and its own.
+    pub(super) fn heap_bytes(&self) -> usize {
+        let ranges = |named: &NamedBuffer| named.inputs.heap_bytes() + named.results.heap_bytes();
+        let caches = |stored: &StoredRows| stored.caches.capacity() * size_of::<(usize, Layout)>();
+        size_of::<Self>()
+            + self.batch.heap_bytes()
+            + self.steps.capacity() * size_of::<Step>()
+            + self.named.capacity() * size_of::<NamedBuffer>()
+            + self.named.iter().map(ranges).sum::<usize>()
+            + self.stored.capacity() * size_of::<StoredRows>()
+            + self.stored.iter().map(caches).sum::<usize>()
+            + self.scratch.capacity() * size_of::<DeviceBuffer>()
     }
 
     /// Adds a command.
