@@ -67,6 +67,20 @@ static const struct ggml_tensor *whole_of(const struct ggml_tensor *tensor,
   return tensor->view_src;
 }
 
+// Fails the load of a model whose weights have no room.
+static enum ggml_status init_tensor(ggml_backend_buffer_t buffer,
+                                    struct ggml_tensor *tensor) {
+  // Views are parts of others, and computed tensors are never packed.
+  if (tensor->view_src != NULL || !ggml_op_is_empty(tensor->op)) {
+    return GGML_STATUS_SUCCESS;
+  }
+  const npu_tensor described =
+      glue_tensor(device_of(buffer->buft), tensor, true);
+  return npu_buffer_prepare(npu_buffer_of(buffer), &described) == NPU_STATUS_OK
+             ? GGML_STATUS_SUCCESS
+             : GGML_STATUS_ALLOC_FAILED;
+}
+
 // These functions cannot report an error to ggml. After a failed write, graphs
 // that use the buffer fail. A failed read returns NaN. The Rust side logs both.
 static void memset_tensor(ggml_backend_buffer_t buffer,
@@ -102,6 +116,7 @@ static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
 static const struct ggml_backend_buffer_i buffer_iface = {
     .free_buffer = free_buffer,
     .get_base = get_base,
+    .init_tensor = init_tensor,
     .memset_tensor = memset_tensor,
     .set_tensor = set_tensor,
     .get_tensor = get_tensor,

@@ -320,6 +320,14 @@ void npu_buffer_free(struct npu_buffer *buffer);
 // `buffer` is alive.
 void *npu_buffer_base(const struct npu_buffer *buffer);
 
+// Makes what a tensor needs to be written, and returns an `NPU_STATUS_*`. A log line gives the reason of a failure, which
+// leaves the buffer as it was.
+//
+// # Safety
+// `buffer` is alive, `tensor` is valid and lies in it.
+uint32_t npu_buffer_prepare(const struct npu_buffer *buffer,
+                            const struct npu_tensor *tensor);
+
 // Writes bytes `[offset, offset + size)` of a tensor, packs the rows that they belong to, and
 // returns an `NPU_STATUS_*`. A log line gives the reason of a failure, such as other bytes of the
 // tensor that are needed and were released; after `NPU_STATUS_FAILED`, graphs that use the buffer

@@ -167,6 +167,19 @@ pub enum Error {
         /// The size asked for.
         bytes: u64,
     },
+    /// Device memory ran out while the weights of a model were placed in a buffer.
+    #[error(
+        "no room for it after {placed} weights with {bytes} bytes in its buffer: {shortage}; fewer layers on the device \
+         (-ngl) or a smaller model take less"
+    )]
+    WeightsLost {
+        /// Weights in the buffer that have room.
+        placed: usize,
+        /// Their packed bytes.
+        bytes: usize,
+        /// The error of the call.
+        shortage: Box<Error>,
+    },
     /// The packed form of a weight ends behind its buffer.
     #[error("{tensor} takes {need} bytes packed, and its buffer has {have} for it")]
     NoRoom {

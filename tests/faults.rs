@@ -737,3 +737,25 @@ fn a_device_without_weights_leaves_the_npu_to_other_processes() {
         assert_eq!(multiply(&other), result);
     }
 }
+
+/// Each of 199 weights said that it could not be written, and the model was loaded all the same.
+#[test]
+fn a_weight_without_room_fails_before_it_is_written_and_the_error_counts_and_advises() {
+    let call = "rknn_create_mem_from_fd";
+    let (_device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let before = rknn.stand_in().unwrap().calls(call);
+    let faults = options(&format!("{call}:{}+=-4", before + 4));
+    let (device, _) = device_with(faults, &caps::RK3588).unwrap();
+    // Three views of each, one for a core.
+    let w = Weight::random(&mut Numbers::new(33), PLAIN, [64, 96, 1, 1]);
+    let bytes = device.packed_bytes(&w.tensor(Some(0)));
+    let buffer = RkBuffer::new(device, 2 * bytes).unwrap();
+    buffer.prepare(&w.tensor(Some(0))).unwrap();
+    let error = buffer.prepare(&w.tensor(Some(bytes))).unwrap_err();
+    let text = error.to_string();
+    for words in ["after 1 weights", call, "-ngl", "smaller model"] {
+        assert!(text.contains(words), "{text}");
+    }
+    // A tensor that is already there is left as it is.
+    buffer.prepare(&w.tensor(Some(0))).unwrap();
+}

@@ -141,6 +141,36 @@ impl NpuBuffer {
     }
 }
 
+/// Makes what a tensor needs to be written, and returns an `NPU_STATUS_*`. A log line gives the reason of a failure, which
+/// leaves the buffer as it was.
+///
+/// # Safety
+/// `buffer` is alive, `tensor` is valid and lies in it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn npu_buffer_prepare(
+    buffer: *const NpuBuffer,
+    tensor: *const NpuTensor,
+) -> u32 {
+    // SAFETY: the caller promises it.
+    let (Some(buffer), Some(tensor)) = (unsafe { buffer.as_ref() }, unsafe { tensor.as_ref() })
+    else {
+        return NPU_STATUS_FAILED;
+    };
+    buffer.guarded("npu_buffer_prepare", || {
+        let Some(mut described) = metadata(tensor) else {
+            return negative("place", tensor);
+        };
+        described.packed_offset = offset_in(buffer, tensor);
+        match buffer.buffer.prepare(&described) {
+            Ok(()) => NPU_STATUS_OK,
+            Err(error) => {
+                ::log::error!("cannot load {}: {error}", described.name);
+                NPU_STATUS_FAILED
+            }
+        }
+    })
+}
+
 /// Writes bytes `[offset, offset + size)` of a tensor, packs the rows that they belong to, and
 /// returns an `NPU_STATUS_*`. A log line gives the reason of a failure, such as other bytes of the
 /// tensor that are needed and were released; after `NPU_STATUS_FAILED`, graphs that use the buffer

@@ -135,6 +135,14 @@ pub trait Buffer: Any + Debug + Send + Sync {
     /// must not read unasked.
     fn shared_bytes(&self, address: usize, bytes: usize) -> Option<Vec<u8>>;
 
+    /// Makes what a tensor needs to be written, so that a lack of it fails the load of a model.
+    ///
+    /// # Errors
+    /// `OutOfMemory` or `OutOfDescriptors` if there is no room for a packed form.
+    fn prepare(&self, _tensor: &Tensor) -> Result<()> {
+        Ok(())
+    }
+
     /// Writes the bytes `[offset, offset + size)` of a tensor, and packs them if it is a weight.
     ///
     /// # Errors

@@ -86,12 +86,13 @@ impl Packed {
 }
 
 impl Contents {
-    /// Returns the packed form of a tensor, if all of it was packed as such.
+    /// Returns the packed form of a tensor, if it was written and packed as such.
     pub(super) fn find(&self, tensor: &Tensor) -> Option<&PackedWeights> {
         let packed = self.packed.get(&tensor.packed_offset)?;
         let matrices = |[k, n, s2, s3]: [usize; 4]| [k, n, s2 * s3];
         let same = packed.is_type_of(tensor) && matrices(packed.ne) == matrices(tensor.shape.ne);
-        (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(&packed.weights)
+        let is_written = packed.released || !packed.written.is_empty();
+        (same && is_written && tensor.shape.is_contiguous(tensor.dtype)).then_some(&packed.weights)
     }
 
     /// Checks that bytes of a tensor have not been released.
@@ -310,6 +311,28 @@ impl Buffer for RkBuffer {
 
     fn shared_bytes(&self, _address: usize, _bytes: usize) -> Option<Vec<u8>> {
         None
+    }
+
+    fn prepare(&self, tensor: &Tensor) -> Result<()> {
+        let mut contents = self.contents_mut();
+        let span = tensor.span();
+        let is_free = (contents.packed.range(..span.end))
+            .all(|(&start, packed)| start + packed.bytes <= span.start);
+        if !is_free {
+            return Ok(());
+        }
+        match self.place(&mut contents, tensor) {
+            Err(shortage) if shortage.is_shortage() => {
+                let placed = contents.packed.values();
+                Err(Error::WeightsLost {
+                    placed: placed.len(),
+                    bytes: placed.map(|packed| packed.weights.layout().bytes()).sum(),
+                    shortage: Box::new(shortage),
+                })
+            }
+            // It may be written all the same, and is packed as it is used.
+            _ => Ok(()),
+        }
     }
 
     fn write(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) -> Result<()> {
