@@ -40,16 +40,6 @@ pub enum ActivationBits {
     Auto,
 }
 
-/// What happens in a program whose ggml is newer than the known versions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NewerGgml {
-    /// Its structs and numbers are asked about, and it is used if they agree.
-    #[default]
-    Probe,
-    /// It is refused.
-    Strict,
-}
-
 /// When weights of a Hexagon device are packed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repack {

@@ -1,7 +1,5 @@
 //! The versions of ggml that the glue was written for, and the lines that refuse others.
 
-use crate::config::NewerGgml;
-
 /// Minor versions of ggml 0.x with the backend API 2. The numbers of operations are those of the
 /// headers from 0.21 on.
 // SOURCE: ggml.h and ggml-backend-impl.h of ggml 0.21.0, 0.25.1 and 0.25.3.
@@ -20,7 +18,17 @@ pub enum Api {
     Three,
 }
 
-/// How a version of ggml relates to those that the glue was written for.
+/// The user's choice for programs whose ggml is newer than the known versions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NewerGgml {
+    /// Its structs and numbers are asked about, and it is used if they agree.
+    #[default]
+    Probe,
+    /// It is refused.
+    Strict,
+}
+
+/// The relation of a version of ggml to those that the glue was written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
     /// One of them.

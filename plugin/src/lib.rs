@@ -30,10 +30,10 @@ use std::sync::{Mutex, PoisonError};
 mod glue;
 mod host;
 
-use ggml_rust_npu::config::{Config, NewerGgml};
-use ggml_rust_npu::ggml_version as version;
+use ggml_rust_npu::config::Config;
 #[cfg(glue)]
 use ggml_rust_npu::ggml_version::Fit;
+use ggml_rust_npu::ggml_version::{self as version, NewerGgml};
 use host::{Host, Level};
 
 /// Returns ggml's registry entry of this backend, always the same; NULL after a log line if the

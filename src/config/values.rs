@@ -10,7 +10,8 @@ use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, parse_faults};
 
-use super::{ActivationBits, Faults, NewerGgml, Repack, SimChip};
+use super::{ActivationBits, Faults, Repack, SimChip};
+use crate::ggml_version::NewerGgml;
 use crate::hexagon::caps as hexagon;
 use crate::rockchip::caps::{self as rockchip, RkCaps};
 

@@ -15,8 +15,9 @@ use super::values::{
     PACK_VERIFIES, POWERS, REPACKS, SESSIONS, TIMEOUTS_S, chip, list, number, one_of, path, quoted,
     span, words,
 };
-use super::{ActivationBits, Faults, NewerGgml, Repack, SimChip};
+use super::{ActivationBits, Faults, Repack, SimChip};
 use crate::error::{Error, Result};
+use crate::ggml_version::NewerGgml;
 use crate::rockchip::caps::{Cores, RkCaps};
 
 /// A variable, as the documentation shows it.
@@ -131,7 +132,7 @@ variables! {
         log: LevelFilter = LevelFilter::Info, |text| one_of(&LEVELS, &text.to_lowercase());
         "GGML_RUST_NPU_LOG", words(&LEVELS), default "`info`";
 
-        /// What the plugin does in a program whose ggml is newer than it knows. `probe` asks that ggml about
+        /// The plugin's answer to a program whose ggml is newer than it knows. `probe` asks that ggml about
         /// everything that can be asked, and uses it after one warning if the answers agree; `strict` refuses it.
         ggml: NewerGgml = NewerGgml::Probe, |text| one_of(&NEWER_GGMLS, text);
         "GGML_RUST_NPU_GGML", words(&NEWER_GGMLS), default "`probe`";

@@ -112,7 +112,7 @@ fn a_start_that_fails_names_the_call() {
 
 #[test]
 fn memory_that_cannot_be_had_later_is_an_error_that_passes() {
-    let device = start("rpcmem_alloc:18=-1,rpcmem_alloc2:18=-1").unwrap();
+    let device = start("rpcmem_alloc:29=-1,rpcmem_alloc2:29=-1").unwrap();
     let mut numbers = Numbers::new(41);
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
     let mut failures = 0;
@@ -135,7 +135,7 @@ fn memory_that_cannot_be_had_later_is_an_error_that_passes() {
 
 #[test]
 fn one_lost_device_leaves_the_others_alone() {
-    let broken = start("dsp:34=hang").unwrap();
+    let broken = start("dsp:45=hang").unwrap();
     let healthy = device();
     let mut numbers = Numbers::new(42);
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);

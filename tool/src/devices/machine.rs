@@ -1,4 +1,4 @@
-//! What this machine lacks for its NPU, in one line each: what is seen, and what to type.
+//! Finds what this machine lacks for its NPU, and says it in one line each: what is seen, and what to type.
 //!
 //! The kernel's files tell which family of NPU the machine has. Each finding is a row of [`LINES`], which the pages of
 //! docs/guide for the three kinds of device repeat.
