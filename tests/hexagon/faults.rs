@@ -135,7 +135,7 @@ fn memory_that_cannot_be_had_later_is_an_error_that_passes() {
 
 #[test]
 fn one_lost_device_leaves_the_others_alone() {
-    let broken = start("dsp:45=hang").unwrap();
+    let broken = start("dsp:55=hang").unwrap();
     let healthy = device();
     let mut numbers = Numbers::new(42);
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
