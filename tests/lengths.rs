@@ -1,6 +1,5 @@
 //! Proves that no shape is asked for on which the vendor's library ends the process, or which it refuses: real models'
 //! weights, and every length of a row.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use ggml_rust_npu::config::rules::Choice;
 use ggml_rust_npu::rockchip::caps::{self, Precision, RkCaps};
