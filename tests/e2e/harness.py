@@ -60,6 +60,10 @@ class Done(NamedTuple):
         starts = tuple(f"{each} ggml-rust-npu: " for each in level or "EWID")
         return [line for line in self.log.splitlines() if line.startswith(starts)]
 
+    def troubles(self):
+        """The warnings and errors, without the line that says what of a model runs where."""
+        return [line for line in self.ours("EW") if "nodes of a token" not in line]
+
 
 # Two tokens count as equally likely if the logarithms of their probabilities differ by less. On Hexagon one row at a time has
 # activations of 8 bits, several rows have FP16; on Rockchip the CPU computes attention, whose sums depend on the batch.

@@ -99,6 +99,6 @@ class Pack(Case):
                 pack.write_bytes(content)
                 done = self.text_with(SIMULATED, pack=pack)
                 self.assertEqual((done.code, done.out), (0, want))
-                lines = done.ours("WE")
+                lines = done.troubles()
                 self.assertEqual(len(lines), 1, lines)
                 self.assertIn(word, lines[0])

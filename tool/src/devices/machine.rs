@@ -1,6 +1,6 @@
 //! Finds what this machine lacks for its NPU, and says it in one line each: what is seen, and what to type.
 //!
-//! The kernel's files tell which family of NPU the machine has. Each finding is a row of [`LINES`], which the pages of
+//! The kernel's files tell which family of NPU the machine has. Each finding is a row of `LINES`, which the pages of
 //! docs/guide for the three kinds of device repeat.
 
 use std::io;
