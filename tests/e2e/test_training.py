@@ -83,14 +83,14 @@ class Training(DebianStock):
         cls.text.write_text(TEXT, encoding="utf-8")
         cls.of_cpu = {}
 
-    def train(self, optimizer, env):
+    def train(self, optimizer, env, *args):
         """The losses of each epoch, of training and of validation, with the weights afterwards and the log."""
         out = Path(self.folder.name) / "trained.gguf"
         out.unlink(missing_ok=True)
         done = self.run_stock(
             "llama-finetune", "-m", self.random_model, "-f", self.text, "-ngl", 99, "-c", CONTEXT, "-b", CONTEXT,
             "-ub", CONTEXT, "-t", 1, "-fit", "off", "-opt", optimizer, "-lr", RATES[optimizer], "-epochs", EPOCHS,
-            "-val-split", "0.3", "-o", out, "-v", env=env)
+            "-val-split", "0.3", "-o", out, "-v", *args, env=env)
         # Each line of progress is written over the one before; the last one of a kind has the epoch's loss.
         epochs = [re.findall(r"(train|val):[^\r]*?loss=(-?[\d.]+)", epoch) for epoch in re.split(r"\n(?=train:)", done.log)]
         losses = [tuple(float(dict(epoch)[kind]) for kind in ("train", "val")) for epoch in epochs if len(dict(epoch)) == 2]
@@ -102,14 +102,16 @@ class Training(DebianStock):
             self.of_cpu[optimizer] = self.train(optimizer, cpu_env())[0]
         return self.of_cpu[optimizer]
 
-    def assert_trains_as_the_cpu(self, device, chips, **settings):
+    def assert_trains_as_the_cpu(self, device, chips, *args, packed=(), **settings):
+        """With `packed`, the devices that have packed weights to train."""
         before = model_file.Reader(self.random_model).tensors()
         for optimizer in RATES:
             with self.subTest(optimizer):
                 expected = self.losses_of_cpu(optimizer)
-                losses, after, log = self.train(optimizer, self.with_plugin(device_env(chips, **settings)))
+                losses, after, log = self.train(optimizer, self.with_plugin(device_env(chips, **settings)), *args)
                 print(f"{chips} {optimizer}: {losses}, the CPU's {expected}")
                 self.assertIn(f"using device {device}", log)
+                self.assertEqual(sorted(re.findall(r"(\w+): the program trains", log)), list(packed))
                 for have, want in zip(losses, expected):
                     for one, other in zip(have, want):
                         self.assertLess(abs(one - other), TOLERANCE * other)
@@ -120,11 +122,14 @@ class Training(DebianStock):
     def test_hexagon(self):
         """Ended in GGML_ABORT, because packed weights lay where nothing could take the optimizer's step."""
         self.assertGreater(EMBEDDING * HIDDEN, PACKED_FROM)
-        self.assert_trains_as_the_cpu(HEXAGON_DEVICE, HEXAGON, GGML_RUST_NPU_SIM_COHERENCE="strict")
+        self.assert_trains_as_the_cpu(HEXAGON_DEVICE, HEXAGON, packed=[HEXAGON_DEVICE], GGML_RUST_NPU_SIM_COHERENCE="strict")
 
     def test_two_hexagons(self):
-        """The moments of all weights are on the first device."""
-        self.assert_trains_as_the_cpu("HEX1", f"{HEXAGON},{HEXAGON}")
+        """The moments of all weights are on the first device, and those of packed weights of the second one are written back.
+
+        Without `-ts`, the second one has the output's weights alone, which are not packed.
+        """
+        self.assert_trains_as_the_cpu("HEX1", f"{HEXAGON},{HEXAGON}", "-ts", "1,3", packed=["HEX0", "HEX1"])
 
     def test_rockchip(self):
         self.assert_trains_as_the_cpu(DEVICE, SIMULATED)
