@@ -304,3 +304,14 @@ fn between_publishing_and_looking_for_a_parked_dsp_there_is_a_full_fence() {
     ];
     assert_eq!(steps, want);
 }
+
+/// `Some(60)` was shown.
+#[test]
+fn a_completion_that_is_not_due_is_said_in_plain_words() {
+    let line = |want| RingError::Sequence { have: 5, want }.to_string();
+    assert_eq!(
+        line(Some(60)),
+        "completion of submission 5, while 60 is due"
+    );
+    assert_eq!(line(None), "completion of submission 5, while none is due");
+}

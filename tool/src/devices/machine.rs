@@ -182,7 +182,8 @@ impl Machine<'_> {
 
     /// Adds a line if the memory's clock is not the highest one that the board has.
     fn memory_clock(&self, lines: &mut Vec<String>) {
-        // SOURCE: the vendor's kernels have the memory's clock as the devfreq device `dmc`.
+        // SOURCE: the vendor's kernels have the memory's clock as the devfreq device `dmc`; that it can take half of the
+        // speed is what users report (airockchip/rknn-llm issue 532). Not measured here.
         let folder = "sys/class/devfreq/dmc";
         let hz = |file: &str| self.read(format!("{folder}/{file}"))?.parse::<u64>().ok();
         let (Some(now), Some(most)) = (hz("cur_freq"), hz("max_freq")) else {
