@@ -9,6 +9,7 @@ use crate::hexagon::device::HexNpu;
 mod family;
 mod product;
 mod sheet;
+mod weights;
 
 pub use self::product::OneBufferProduct;
 

@@ -1,12 +1,11 @@
-//! Products with packed weights: quantized ones and F16, through the dot products with activations of
-//! 8 and of 16 bits (M of 1 and 2), and the matrix unit (M up to 65).
+//! Products with packed weights of every type, through the dot products with activations of 8 and of 16
+//! bits (M of 1 and 2), and the matrix unit (M up to 65).
 
-use half::f16;
 use hexagon_ops::layout::{MatrixLayout, WeightType};
 use hexagon_ops::ops::matmul::Dots;
 use hexagon_ops::wire::{self, Command, Plain, Weights};
 
-use super::Outcome;
+use super::{Outcome, weights};
 use crate::error::Result;
 use crate::hexagon::device::{Batch, DeviceBuffer, HexNpu};
 use crate::reference;
@@ -15,14 +14,17 @@ use crate::reference::uniform;
 /// Three panels of columns, and six blocks along K.
 const N: usize = 96;
 const K: usize = 192;
-
+/// One panel of columns, for types that differ from the first in their dequantizer only.
+const FEWER_COLUMNS: usize = 32;
+/// Rows of as many elements as models have at most, and not many more.
+const LONG_K: usize = 16 * 1024;
 /// Rows of activations: one and two for the dot products; on the matrix unit few rows, which some
 /// devices' libraries got wrong from five on, one tile of 32, and the first rows of the next ones.
 ///
 /// SOURCE: llama.cpp #26123, wrong results with 5 to 16 rows.
 const ROWS: [usize; 9] = [1, 2, 3, 5, 8, 16, 32, 33, 65];
-/// One of each kind, for types that differ from the first in their dequantizer only.
-const FEWER_ROWS: [usize; 4] = [1, 2, 5, 33];
+/// One row and two for the dot products, and one more for the matrix unit.
+const FEWER_ROWS: [usize; 3] = [1, 2, 3];
 
 /// Returns the largest normalized mean square error.
 ///
@@ -43,63 +45,26 @@ fn limit(m: usize, weight: WeightType, dots: Dots) -> f64 {
 /// The error of the call that failed.
 pub(super) fn test(npu: &HexNpu) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
-    for weight in [WeightType::Q4_0, WeightType::Q8_0, WeightType::F16] {
-        let rows: &[usize] = match weight {
-            WeightType::Q4_0 => &ROWS,
-            _ => &FEWER_ROWS,
-        };
-        for m in rows {
-            outcomes.push(multiply(npu, weight, *m, Dots::TwoRows)?);
+    for m in ROWS {
+        outcomes.push(multiply(npu, WeightType::Q4_0, [m, K, N], Dots::TwoRows)?);
+    }
+    for weight in WeightType::ALL {
+        let k = 2 * weight.block_elems();
+        for m in FEWER_ROWS {
+            outcomes.push(multiply(npu, weight, [m, k, FEWER_COLUMNS], Dots::TwoRows)?);
         }
         if weight.has_dot_product() {
-            outcomes.push(multiply(npu, weight, 1, Dots::TwoDigits)?);
+            outcomes.push(multiply(
+                npu,
+                weight,
+                [1, k, FEWER_COLUMNS],
+                Dots::TwoDigits,
+            )?);
         }
     }
+    let long = [3, LONG_K, FEWER_COLUMNS];
+    outcomes.push(multiply(npu, WeightType::Q4_0, long, Dots::TwoRows)?);
     Ok(outcomes)
-}
-
-/// Returns the random rows in ggml's layout, and their values.
-fn rows(weight: WeightType, numbers: &mut impl Iterator<Item = f32>) -> (Vec<u8>, Vec<f32>) {
-    let (mut bytes, mut values) = (Vec::new(), Vec::new());
-    let mut number = || numbers.next().unwrap_or(0.0);
-    for _ in 0..N * K / 32 {
-        // Exact in FP16, and so are its products with 8-bit integers.
-        let scale = f16::from_f32((number() * 4.0).round() / 64.0 + 0.125);
-        match weight {
-            WeightType::F16 => {
-                for _ in 0..32 {
-                    let value = f16::from_f32(number());
-                    bytes.extend(value.to_le_bytes());
-                    values.push(value.to_f32());
-                }
-            }
-            WeightType::Q8_0 => {
-                bytes.extend(scale.to_le_bytes());
-                for _ in 0..32 {
-                    // CAST: between -127 and 127.
-                    #[expect(clippy::cast_possible_truncation, reason = "see above")]
-                    let level = (number() * 127.0) as i8;
-                    bytes.push(level.cast_unsigned());
-                    values.push(f32::from(level) * scale.to_f32());
-                }
-            }
-            _ => {
-                bytes.extend(scale.to_le_bytes());
-                // CAST: between 0 and 15.
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "see above"
-                )]
-                let levels: [u8; 32] = std::array::from_fn(|_| (number() * 7.9 + 8.0) as u8);
-                for i in 0..16 {
-                    bytes.push(levels[i] | levels[i + 16] << 4);
-                }
-                values.extend(levels.map(|level| (f32::from(level) - 8.0) * scale.to_f32()));
-            }
-        }
-    }
-    (bytes, values)
 }
 
 /// A product whose operands lie in one buffer: packed weights, activations, results.
@@ -191,28 +156,33 @@ impl OneBufferProduct {
     }
 }
 
-fn multiply(npu: &HexNpu, weight: WeightType, m: usize, dots: Dots) -> Result<Outcome> {
+fn multiply(
+    npu: &HexNpu,
+    weight: WeightType,
+    [m, k, n]: [usize; 3],
+    dots: Dots,
+) -> Result<Outcome> {
     let mut numbers = uniform();
-    let act: Vec<f32> = numbers.by_ref().take(m * K).collect();
-    let (bytes, values) = rows(weight, &mut numbers);
-    let product = OneBufferProduct::new(weight, m, K, N).with_dots(dots);
+    let act: Vec<f32> = numbers.by_ref().take(m * k).collect();
+    let matrix = weights::random(weight, n, k, &mut numbers);
+    let product = OneBufferProduct::new(weight, m, k, n).with_dots(dots);
     let layout = product.layout();
     let buffer = npu.allocate(product.bytes())?;
     let (act_at, dst_at) = (product.act_at(), product.dst_at());
     buffer.write(0..buffer.bytes(), |out| {
         out.fill(0);
         let packed = &mut out[..layout.matrix_bytes()];
-        for (n, row) in bytes.chunks_exact(layout.ggml_row_bytes()).enumerate() {
+        for (row, blocks) in (matrix.bytes.chunks_exact(layout.ggml_row_bytes())).enumerate() {
             // PANIC: rows and their numbers are the layout's.
             layout
-                .pack_row(packed, n, row)
+                .pack_row(packed, row, blocks)
                 .expect("a row of the layout");
         }
         out[act_at..dst_at].copy_from_slice(bytemuck::cast_slice(&act));
     });
     npu.submit(&product.batch(&buffer))
         .map_err(|failed| failed.error)?;
-    let mut have = vec![0.0f32; m * N];
+    let mut have = vec![0.0f32; m * n];
     buffer.read(dst_at..buffer.bytes(), |bytes| {
         bytemuck::cast_slice_mut(&mut have).copy_from_slice(bytes);
     });
@@ -222,8 +192,8 @@ fn multiply(npu: &HexNpu, weight: WeightType, m: usize, dots: Dots) -> Result<Ou
         ""
     };
     Ok(Outcome {
-        test: format!("{weight:?} M={m} K={K} N={N}{bits}"),
-        have: reference::nmse(&have, &reference::mul_mat(&act, &values, K)),
+        test: format!("{weight:?} M={m} K={k} N={n}{bits}"),
+        have: reference::nmse(&have, &reference::mul_mat(&act, &matrix.values, k)),
         limit: limit(m, weight, dots),
     })
 }
