@@ -222,7 +222,7 @@ fn multiply(npu: &HexNpu, weight: WeightType, m: usize, dots: Dots) -> Result<Ou
         ""
     };
     Ok(Outcome {
-        test: format!("{weight:?} M={m} K={K} N={N}{bits}"),
+        test: format!("{weight} M={m} K={K} N={N}{bits}"),
         have: reference::nmse(&have, &reference::mul_mat(&act, &values, K)),
         limit: limit(m, weight, dots),
     })
