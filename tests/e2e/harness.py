@@ -66,7 +66,7 @@ class Done(NamedTuple):
 
 
 # Two tokens count as equally likely if the logarithms of their probabilities differ by less. On Hexagon one row at a time has
-# activations of 8 bits, several rows have FP16; on Rockchip the CPU computes attention, whose sums depend on the batch.
+# activations of twice 8 bits, several rows have FP16; on Rockchip the CPU computes attention, whose sums depend on the batch.
 TIE = 0.5
 
 
