@@ -25,11 +25,10 @@ use self::device::{DeviceBuffer as Memory, Domain, Floats, HexNpu, Serving, Sess
 use self::driver::FastRpc;
 use self::layout::{Conversion, WeightLayout};
 use self::stream::trace::Trace;
-use crate::backend::{Buffer, Buffers, Device, Limit, Stream};
+use crate::backend::{Buffer, Buffers, Device, Limit, Share, Stream};
 use crate::config::{ActivationBits, Repack};
 use crate::error::Result;
 use crate::graph::{Op, Operation, Place, Refusal, Tensor};
-use crate::host_memory::system_memory;
 use crate::packfile::Packs;
 use crate::tensor::DType;
 
@@ -331,9 +330,9 @@ impl Device for HexDevice {
         self.npu.is_simulated()
     }
 
-    fn memory(&self) -> (usize, usize) {
+    fn memory(&self, share: Share) -> Share {
         // Buffers beyond the address space take turns in it.
-        system_memory()
+        share
     }
 
     fn buffers(&self) -> Buffers {

@@ -177,6 +177,10 @@ class Server:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             return json.load(response)
 
+    def get(self, path, timeout=TIMEOUT_S):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=timeout) as response:
+            return json.load(response)
+
     def ask(self, prompt, n_predict, **options):
         """The server's whole answer: greedy text, with the likeliest tokens at each place."""
         return self.post("/completion", {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "seed": 1,
