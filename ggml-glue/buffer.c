@@ -135,9 +135,31 @@ bool glue_only_device_writes(const struct glue_device *device,
          !ggml_backend_buft_is_host(buffer->buft);
 }
 
+// The devices whose memory this thread has been asked about for a model that is
+// measured and not loaded, a bit for each.
+static _Thread_local uint64_t measured;
+
+static uint64_t bit_of(const struct glue_device *device) {
+  return device->index < 64 ? UINT64_C(1) << device->index : 0;
+}
+
+// Notes that a model is measured when a tensor's size is asked for. llama.cpp's
+// `-fit` asks about tensors that lie in dummy buffers; tensors that are about to
+// be allocated lie in none.
+static void note_size_of(const struct glue_device *device,
+                         const struct ggml_tensor *tensor) {
+  if (tensor->view_src == NULL && tensor->data == NULL &&
+      tensor->buffer != NULL && tensor->buffer->size == 0) {
+    measured |= bit_of(device);
+  } else {
+    measured &= ~bit_of(device);
+  }
+}
+
 static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
                                                size_t size) {
   const struct glue_device *device = device_of(buft);
+  measured &= ~bit_of(device);
   if (device->buffers != NPU_BUFFERS_HOST_AND_PACKED) {
     npu_buffer *shared = npu_buffer_new(device->index, size, true);
     return shared == NULL
@@ -166,13 +188,28 @@ static size_t host_get_max_size(ggml_backend_buffer_type_t buft) {
              : npu_packed_max_size(device->index);
 }
 
-// Returns false for a device that has slices of tensors. ggml's device for
-// `-sm tensor` passes the answer on as its own, and llama.cpp would then read a
-// file into the addresses of its tensors, which are placeholders. It asks about
-// places for weights before it reads any.
+static size_t host_get_alloc_size(ggml_backend_buffer_type_t buft,
+                                  const struct ggml_tensor *tensor) {
+  note_size_of(device_of(buft), tensor);
+  return ggml_nbytes(tensor);
+}
+
+// Returns false in two cases:
+//
+// - Once after a model was measured, because llama.cpp's `-fit` compares the
+//   free memory of a device with what is not host memory. Caches, results and
+//   small weights take the device's share of memory, too. `-fit` asks this right
+//   after the sizes, once for each buffer type.
+// - For a device that has slices of tensors. ggml's device for `-sm tensor`
+//   passes the answer on as its own, and llama.cpp would then read a file into
+//   the addresses of its tensors, which are placeholders. It asks about places
+//   for weights before it reads any.
 static bool host_is_host(ggml_backend_buffer_type_t buft) {
-  return !atomic_load_explicit(&device_of(buft)->is_sliced,
-                               memory_order_relaxed);
+  const struct glue_device *device = device_of(buft);
+  const bool is_measured = (measured & bit_of(device)) != 0;
+  measured &= ~bit_of(device);
+  return !is_measured &&
+         !atomic_load_explicit(&device->is_sliced, memory_order_relaxed);
 }
 
 static const struct ggml_backend_buffer_type_i host_iface = {
@@ -180,6 +217,7 @@ static const struct ggml_backend_buffer_type_i host_iface = {
     .alloc_buffer = host_alloc_buffer,
     .get_alignment = host_get_alignment,
     .get_max_size = host_get_max_size,
+    .get_alloc_size = host_get_alloc_size,
     .is_host = host_is_host,
 };
 
@@ -208,10 +246,11 @@ static size_t packed_get_max_size(ggml_backend_buffer_type_t buft) {
 // ask for more than ggml_nbytes.
 static size_t packed_get_alloc_size(ggml_backend_buffer_type_t buft,
                                     const struct ggml_tensor *tensor) {
+  const struct glue_device *device = device_of(buft);
+  note_size_of(device, tensor);
   if (!ggml_op_is_empty(tensor->op)) {
     return ggml_nbytes(tensor);
   }
-  const struct glue_device *device = device_of(buft);
   const npu_tensor described = glue_tensor(device, tensor, false);
   return MAX(npu_packed_alloc_size(device->index, &described),
              ggml_nbytes(tensor));

@@ -214,8 +214,8 @@ const char *npu_device_name(size_t device);
 // Returns the chip, library, driver, and whether it is simulated.
 const char *npu_device_description(size_t device);
 
-// Memory that weights can use: the system's, as far as the device's address spaces reach. Several devices each have their part
-// of it, because llama.cpp adds up what it is told.
+// Writes the free and total bytes of memory that weights can use: the device's part of the system's, as far as its address
+// spaces reach. llama.cpp adds up the parts, which together are the system's memory.
 //
 // # Safety
 // Both pointers are valid for writes.

@@ -21,7 +21,7 @@ import project
 from project import JOBS, LOGS, ROOT, TARGET, Problem, main_with, need, run, say, tool_env
 
 PROGRAMS = ["llama-cli", "llama-completion", "llama-server", "llama-bench", "llama-perplexity", "llama-batched-bench",
-            "llama-quantize", "llama-imatrix"]
+            "llama-quantize", "llama-imatrix", "llama-fit-params"]
 TESTS = ["test-backend-ops", "test-llama-archs", "test-thread-safety", "test-save-load-state",
          "test-state-restore-fragmented"]
 

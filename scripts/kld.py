@@ -43,7 +43,7 @@ LIMITS = {"rk": {"Q8_0": 0.005, "Q4_0": 0.006, "F16": EXACT["rk"], **dict.fromke
 FEW_TOKENS_LIMITS = {"rk": LIMITS["rk"],
                      "hexagon": {"Q8_0": 0.004, "Q4_0": 0.004, "F16": EXACT["hexagon"],
                                  **dict.fromkeys(MORE + DOWNLOADED, 0.006)}}
-# One or two tokens at a time with activations of 16 bits, on Hexagon.
+# One token at a time with activations of 16 bits, on Hexagon: its default for these formats.
 WIDE_LIMITS = {"Q8_0": 0.00002, "Q4_0": 0.00002}
 
 
@@ -61,8 +61,9 @@ def limit_of(kind, chip, ubatch=CHUNK_TOKENS, act=None):
     family = "hexagon" if chip.startswith("hexagon") else "rk"
     if ubatch > 2:
         return LIMITS[family].get(kind)
-    if act == "16" and family == "hexagon" and kind in WIDE_LIMITS:
-        return WIDE_LIMITS[kind]
+    if act != "8" and family == "hexagon" and kind in WIDE_LIMITS:
+        # Two rows are multiplied in FP16 then.
+        return WIDE_LIMITS[kind] if ubatch == 1 else LIMITS[family][kind]
     return FEW_TOKENS_LIMITS[family].get(kind)
 
 

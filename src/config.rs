@@ -130,6 +130,13 @@ impl Config {
         chosen.is_none_or(|chosen| chosen.iter().any(|name| name.eq_ignore_ascii_case(device)))
     }
 
+    /// Returns the memory of the machine that simulated devices are in, if it is not this one's.
+    #[must_use]
+    pub fn sim_memory_bytes(&self) -> Option<usize> {
+        let mib = self.sim_memory_mib.filter(|_| !self.sim.is_empty())?;
+        usize::try_from(u64::from(mib) << 20).ok()
+    }
+
     /// Returns what the settings file says about a chip.
     ///
     /// # Errors

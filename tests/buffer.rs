@@ -7,6 +7,7 @@ mod common;
 use common::{Numbers, PLAIN, Weight, contiguous, device, mul_mat, packed, tensor};
 use ggml_rust_npu::backend::{Buffer, Content, Device};
 use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Tensor, sources};
+use ggml_rust_npu::host_memory::system_memory;
 use ggml_rust_npu::reference;
 use ggml_rust_npu::rockchip::caps::{self, RkCaps};
 use ggml_rust_npu::rockchip::driver::Rknn;
@@ -348,7 +349,8 @@ fn an_8b_model_takes_its_size_once_and_memory_says_so_where_it_is_twice() {
     assert_eq!(buffers, file);
     assert_eq!(resident, [file, 2 * file]);
     // llama.cpp compares the buffers' size with this.
-    let ((free, total), (half, half_total)) = (plain.memory(), kept.memory());
+    let machine = system_memory();
+    let ((free, total), (half, half_total)) = (plain.memory(machine), kept.memory(machine));
     if total >= plain.address_space().1 {
         println!("skipped: {total} bytes of memory are more than the NPU's address spaces");
         return;

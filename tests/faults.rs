@@ -8,6 +8,7 @@ use common::{Numbers, PLAIN, Weight, device_with, mul_mat, mul_mat_of_graph, nms
 use ggml_rust_npu::backend::{Buffer, Content, Device};
 use ggml_rust_npu::config::rules::Rules;
 use ggml_rust_npu::error::Error;
+use ggml_rust_npu::host_memory::system_memory;
 use ggml_rust_npu::reference;
 use ggml_rust_npu::rockchip::caps;
 use ggml_rust_npu::rockchip::driver::Rknn;
@@ -713,13 +714,13 @@ fn a_device_without_weights_leaves_the_npu_to_other_processes() {
     let act = numbers.floats(64 * 4);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let live = || rknn.stand_in().unwrap().live();
-    let memory = device.memory();
+    let memory = device.memory(system_memory());
     assert!(rknn.is_taken());
     device.npu().rest();
     let mut first = None;
     for _ in 0..2 {
         assert_eq!((live(), rknn.is_taken()), (LiveObjects::default(), false));
-        assert_eq!(device.memory().1, memory.1);
+        assert_eq!(device.memory(system_memory()).1, memory.1);
         // No buffer is that large.
         RkBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES + 1).unwrap_err();
         assert_eq!((live(), rknn.is_taken()), (LiveObjects::default(), false));

@@ -321,7 +321,7 @@ fn a_weight_that_no_pack_has_is_told_once_with_the_nearest_reason() {
         (
             "told_layout",
             [&of_source, &of_layout, &of_source],
-            "the pack has it as Rockchip Fp16",
+            "the pack has it as Rockchip FP16",
         ),
         (
             "told_source",

@@ -7,7 +7,7 @@ use crate::layout::WeightType;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// `k` does not consist of whole blocks.
-    #[error("{weight:?} weights need k to be a positive multiple of {}, have {k}", .weight.block_elems())]
+    #[error("{weight} weights need k to be a positive multiple of {}, have {k}", .weight.block_elems())]
     BadShape {
         /// Type of the weights.
         weight: WeightType,
@@ -55,14 +55,14 @@ pub enum Error {
         have_bytes: usize,
     },
     /// The matrix unit's stand-in saw a violation that hardware would not report.
-    #[error("matrix unit: {0:?}")]
+    #[error("matrix unit: {0}")]
     Fault(Fault),
     /// An operand of a kernel on tensors is missing, or has a type, shape or strides that the
     /// kernel does not accept.
     #[error("an operand is missing, or its type, shape or strides are not those of a kernel")]
     Operand,
     /// A data type has no kernel of the requested kind.
-    #[error("{weight:?} weights have no {kernel} kernel")]
+    #[error("{weight} weights have no {kernel} kernel")]
     NoKernel {
         /// Type of the weights.
         weight: WeightType,

@@ -104,6 +104,19 @@ pub enum Elem {
 }
 
 impl Elem {
+    /// Returns its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::I4 => "I4",
+            Self::I8 => "I8",
+            Self::I16 => "I16",
+            Self::F16 => "F16",
+            Self::I32 => "I32",
+            Self::F32 => "F32",
+        }
+    }
+
     /// Returns the number of bits of an element.
     #[must_use]
     pub const fn bits(self) -> usize {

@@ -11,11 +11,11 @@
 //! all later ones. A stand-in's [`Grammar`] parses codes, and adds events that are no return codes.
 
 use std::ffi::c_int;
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A stand-in's part of the grammar; the type itself is the events that it adds.
-pub trait Grammar: Copy + Debug + PartialEq + 'static {
+pub trait Grammar: Copy + Debug + Display + PartialEq + 'static {
     /// The vendor's names of the functions that can fail.
     const SYMBOLS: &'static [&'static str];
     /// Further names before the colon.
@@ -213,7 +213,7 @@ impl<G: Grammar> Injector<G> {
             _ => None,
         });
         if let Some(fate) = fate {
-            log::error!(target: G::TARGET, "number {nth}: {fate:?} on request");
+            log::error!(target: G::TARGET, "number {nth}: {fate} on request");
         }
         fate
     }

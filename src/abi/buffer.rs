@@ -4,11 +4,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::memory::{self, Held};
 use super::types::{NPU_STATUS_FAILED, NPU_STATUS_OK, NpuTensor, metadata, name};
-use super::{NpuBuffer, entry, guard, is_forked, offset_in, release};
+use super::{DEVICES, DeviceEntry, NpuBuffer, entry, guard, is_forked, offset_in, release};
 use crate::backend::Content;
 use crate::error::{Error, Result};
-use crate::host_memory::{Region, system_memory};
+use crate::host_memory::Region;
 
 /// Returns the alignment of tensors in a buffer, in bytes.
 #[unsafe(no_mangle)]
@@ -48,9 +49,9 @@ pub extern "C" fn npu_buffer_new(device: usize, size: usize, shared: bool) -> *m
         let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return std::ptr::null_mut();
         };
-        // Before it is tried, because the system may end the process for it. llama.cpp shortens contexts to fit into devices' memory
-        // only, and counts memory that a device shares with the CPU as the CPU's.
-        let (left, _) = system_memory();
+        // Before it is tried, because the system may end the process for it. llama.cpp shortens no context whose length is given.
+        let devices = DEVICES.get().into_iter().flatten();
+        let (left, _) = memory::of_machine(devices.map(DeviceEntry::held_bytes));
         if size > left && left > 0 {
             ::log::warn!(
                 "{}: a buffer of {size} bytes is asked for, {left} bytes of memory are left: caches of a smaller context (-c) \
@@ -61,6 +62,7 @@ pub extern "C" fn npu_buffer_new(device: usize, size: usize, shared: bool) -> *m
         match Arc::clone(&entry.device).allocate(size, shared) {
             Ok(buffer) => Box::into_raw(Box::new(NpuBuffer {
                 buffer,
+                _held: Held::new(&entry.held_bytes, size),
                 failed: AtomicBool::new(false),
             })),
             Err(error) => {

@@ -7,7 +7,7 @@
 
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::backend::{self, Buffer, Buffers, Device, GraphError, Node, Stream};
@@ -17,6 +17,7 @@ use crate::graph::{MAX_SOURCES, Op, Tensor};
 use crate::host_memory::{Region, RegionMut};
 
 use self::coverage::Coverage;
+use self::memory::Held;
 
 pub use self::buffer::*;
 pub use self::types::*;
@@ -25,11 +26,13 @@ use self::types::{metadata, name, op, op_name, operation};
 mod buffer;
 mod coverage;
 mod log;
+mod memory;
 mod types;
 
 /// A buffer of a device.
 pub struct NpuBuffer {
     buffer: Box<dyn Buffer>,
+    _held: Held,
     /// An error left bytes in it that are not those that were written, or gave bytes that are not
     /// those of a tensor.
     failed: AtomicBool,
@@ -79,6 +82,14 @@ struct DeviceEntry {
     name: CString,
     description: CString,
     coverage: Coverage,
+    held_bytes: AtomicUsize,
+}
+
+impl DeviceEntry {
+    /// Returns the bytes of the device's buffers.
+    fn held_bytes(&self) -> usize {
+        self.held_bytes.load(Ordering::Relaxed)
+    }
 }
 
 static DEVICES: OnceLock<Vec<DeviceEntry>> = OnceLock::new();
@@ -161,12 +172,16 @@ fn start(host: Option<&NpuHost>) -> Vec<DeviceEntry> {
         }
     };
     self::log::set_level(config.log);
+    if let Some(bytes) = config.sim_memory_bytes() {
+        memory::simulate(bytes);
+    }
     let found = backend::find_devices(&config);
     found.log();
     let entries = found.devices.into_iter().map(|device| DeviceEntry {
         name: CString::new(device.name()).unwrap_or_default(),
         description: CString::new(device.description()).unwrap_or_default(),
         coverage: Coverage::default(),
+        held_bytes: AtomicUsize::new(0),
         device,
     });
     entries.collect()
@@ -184,8 +199,8 @@ pub extern "C" fn npu_device_description(device: usize) -> *const c_char {
     entry(device).map_or(c"".as_ptr(), |entry| entry.description.as_ptr())
 }
 
-/// Memory that weights can use: the system's, as far as the device's address spaces reach. Several devices each have their part
-/// of it, because llama.cpp adds up what it is told.
+/// Writes the free and total bytes of memory that weights can use: the device's part of the system's, as far as its address
+/// spaces reach. llama.cpp adds up the parts, which together are the system's memory.
 ///
 /// # Safety
 /// Both pointers are valid for writes.
@@ -196,10 +211,8 @@ pub unsafe extern "C" fn npu_device_memory(
     total_bytes: *mut usize,
 ) {
     let (free, total) = guard("npu_device_memory", (0, 0), || {
-        let entry = entry(device).filter(|_| !is_forked());
-        let (free, total) = entry.map_or((0, 0), |entry| entry.device.memory());
-        let devices = DEVICES.get().map_or(1, |devices| devices.len().max(1));
-        (free / devices, total / devices)
+        let devices = DEVICES.get().filter(|_| !is_forked());
+        devices.map_or((0, 0), |devices| memory::of_device(devices, device))
     });
     // SAFETY: the caller promises it.
     unsafe { free_bytes.write(free) };

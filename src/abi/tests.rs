@@ -23,8 +23,10 @@ fn packed_memory_is_not_taken_for_the_host_s() {
     let caps = crate::hexagon::caps::by_arch(75).unwrap();
     let device = crate::hexagon::HexDevice::untested("HEX0", &rpc, caps, options).unwrap();
     let device = Arc::new(device);
+    static HELD: AtomicUsize = AtomicUsize::new(0);
     let [packed, shared] = [false, true].map(|shared| NpuBuffer {
         buffer: Arc::clone(&device).allocate(4096, shared).unwrap(),
+        _held: Held::new(&HELD, 4096),
         failed: AtomicBool::new(false),
     });
     // SAFETY: numbers, NULL pointers, and no function.

@@ -14,11 +14,13 @@ use crate::packfile::Packs;
 pub use self::discovery::{Absence, Absent, Discovery};
 pub use self::find::find_devices;
 pub use self::limit::Limit;
+pub use self::share::{Share, shares};
 
 mod discovery;
 mod find;
 mod limit;
 pub mod offline;
+mod share;
 
 /// The memory that a device's tensors live in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +49,9 @@ pub trait Device: Debug + Send + Sync {
     /// Returns `true` if the vendor's library is the stand-in.
     fn is_simulated(&self) -> bool;
 
-    /// Returns the free and total bytes of memory that weights can use.
-    fn memory(&self) -> (usize, usize);
+    /// Returns the free and total bytes that weights can use, of the free and total bytes that the
+    /// device may take of the machine's memory.
+    fn memory(&self, share: Share) -> Share;
 
     /// Returns the memory that its tensors live in.
     fn buffers(&self) -> Buffers;

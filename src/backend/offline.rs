@@ -49,7 +49,7 @@ impl fmt::Display for Form {
         match self {
             Self::Rockchip(layout, _) => {
                 let (chunks, segments) = (layout.chunks, layout.segments);
-                write!(f, "{:?}, {chunks} x {segments} blocks", layout.precision)
+                write!(f, "{}, {chunks} x {segments} blocks", layout.precision)
             }
             Self::Hexagon(layout) => {
                 let how = match layout.form {
@@ -58,7 +58,7 @@ impl fmt::Display for Form {
                     hexagon::layout::Conversion::Halved => "converted, tiles",
                     hexagon::layout::Conversion::Groups => "groups of 2 x 16",
                 };
-                write!(f, "{:?}, {how}", layout.weight())
+                write!(f, "{}, {how}", layout.weight())
             }
         }
     }

@@ -61,6 +61,8 @@ pub(super) const SESSIONS: RangeInclusive<u32> = 1..=ffi::NUM_SESSIONS;
 /// SOURCE: no chip has more than 8 vector units; llama.cpp ggml-hexagon htp/main.c limits its threads to 10.
 pub(super) const HEX_THREADS: RangeInclusive<u32> = 1..=10;
 pub(super) const TIMEOUTS_S: RangeInclusive<u32> = 1..=3600;
+/// Up to 1 TiB.
+pub(super) const MEMORIES_MIB: RangeInclusive<u32> = 1..=1 << 20;
 
 /// Time for which a Hexagon NPU may be silent unless the user says otherwise.
 ///
@@ -119,6 +121,10 @@ pub(super) fn threads(text: &str) -> Result<Option<u32>, String> {
 
 pub(super) fn timeout(text: &str) -> Result<Duration, String> {
     number(&TIMEOUTS_S, text).map(|seconds| Duration::from_secs(seconds.into()))
+}
+
+pub(super) fn memory_mib(text: &str) -> Result<Option<u32>, String> {
+    number(&MEMORIES_MIB, text).map(Some)
 }
 
 pub(super) fn rows(text: &str) -> Result<Option<usize>, String> {

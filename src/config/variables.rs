@@ -11,9 +11,9 @@ use rknpu_ops::sim::Coherence;
 use super::rules::{self, Rules};
 use super::settings::{BadSettings, Settings};
 use super::values::{
-    self, ACTIVATIONS, CALIBRATIONS, COHERENCES, HEX_THREADS, KEEPS, LEVELS, NEWER_GGMLS,
-    PACK_VERIFIES, POWERS, REPACKS, SESSIONS, TIMEOUTS_S, chip, list, number, one_of, path, quoted,
-    span, words,
+    self, ACTIVATIONS, CALIBRATIONS, COHERENCES, HEX_THREADS, KEEPS, LEVELS, MEMORIES_MIB,
+    NEWER_GGMLS, PACK_VERIFIES, POWERS, REPACKS, SESSIONS, TIMEOUTS_S, chip, list, number, one_of,
+    path, quoted, span, words,
 };
 use super::{ActivationBits, Faults, Repack, SimChip};
 use crate::error::{Error, Result};
@@ -225,7 +225,8 @@ variables! {
         default "one for each vector unit; 1 of a simulated NPU";
 
         /// Bits of activations in products of one or two tokens with quantized weights. 16 are as exact as
-        /// F16; `auto` has them where the cost model sees no loss of speed, because memory is the limit.
+        /// F16; `auto` has them where the cost model sees no loss of speed, because memory is the limit. A
+        /// simulated NPU chooses as a chip with four vector units.
         hex_act: ActivationBits = ActivationBits::Auto, |text| one_of(&ACTIVATIONS, text);
         "GGML_RUST_NPU_HEX_ACT", words(&ACTIVATIONS), default "`auto`";
 
@@ -264,6 +265,11 @@ variables! {
         /// `strict`: CPU and chip see of each other only what cache operations moved.
         coherence: Coherence = Coherence::Relaxed, |text| one_of(&COHERENCES, text);
         "GGML_RUST_NPU_SIM_COHERENCE", words(&COHERENCES), default "`relaxed`";
+
+        /// The memory of the machine that simulated devices are in, in MiB. Programs are told of it in place of
+        /// this machine's, and llama.cpp's `-fit` has models fit into it.
+        sim_memory_mib: Option<u32> = None, values::memory_mib;
+        "GGML_RUST_NPU_SIM_MEMORY", format!("{}, in MiB", span(&MEMORIES_MIB)), default "this machine's";
 
         /// The version that the simulated librknnrt claims.
         sim_api_version: Option<String> = None, |text| Ok(Some(text.into()));

@@ -140,7 +140,7 @@ impl Header {
         let fits = |bytes: &usize| bytes.is_power_of_two() && *bytes <= MAX_ALIGNMENT;
         value.as_usize().filter(fits).ok_or_else(|| {
             let reason = format!("it must be a power of two, at most {MAX_ALIGNMENT}");
-            field(ALIGNMENT_KEY, format!("{value:?}"), reason)
+            field(ALIGNMENT_KEY, value.to_string(), reason)
         })
     }
 

@@ -1,5 +1,7 @@
 //! The element types of a GGUF file, and the kinds of its metadata values.
 
+use std::fmt;
+
 use crate::tensor::{DType, Format};
 
 /// A type of tensor elements, by ggml's number.
@@ -192,6 +194,19 @@ pub enum Value {
         /// Elements.
         len: u64,
     },
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Unsigned(number) => write!(f, "{number}"),
+            Self::Signed(number) => write!(f, "{number}"),
+            Self::Float(number) => write!(f, "{number}"),
+            Self::Bool(truth) => write!(f, "{truth}"),
+            Self::String(text) => write!(f, "\"{}\"", text.escape_debug()),
+            Self::Array { len, .. } => write!(f, "an array of {len}"),
+        }
+    }
 }
 
 impl Value {

@@ -221,7 +221,7 @@ fn push_entry(out: &mut Vec<u8>, key: &str, value: &Value) -> Result<()> {
             push_text(out, text);
         }
         Value::Array { .. } => {
-            return Err(field(key, format!("{value:?}"), "arrays are not written"));
+            return Err(field(key, value.to_string(), "arrays are not written"));
         }
     }
     Ok(())

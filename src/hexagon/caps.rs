@@ -33,6 +33,10 @@ const HEX_RATES: HexRates = HexRates {
     packets_per_us: 1100.0,
 };
 
+/// Vector units of a chip where there is none to ask.
+// SOURCE: upstream starts one thread for each vector unit (typically 4), shared by all chips.
+pub const VECTOR_UNITS: u32 = 4;
+
 // SOURCE: ggml-hexagon of ggml 0.25.3 keeps V73 sessions at 3000 MiB and gives others 3,355,443,200
 // bytes of their 32-bit address space.
 const ADDRESS_BYTES: u64 = 3_355_443_200;

@@ -25,11 +25,10 @@ use self::device::{DeviceBuffer as Memory, Domain, Floats, HexNpu, Serving, Sess
 use self::driver::FastRpc;
 use self::layout::{Conversion, WeightLayout};
 use self::stream::trace::Trace;
-use crate::backend::{Buffer, Buffers, Device, Limit, Stream};
+use crate::backend::{Buffer, Buffers, Device, Limit, Share, Stream};
 use crate::config::{ActivationBits, Repack};
 use crate::error::Result;
 use crate::graph::{Op, Operation, Place, Refusal, Tensor};
-use crate::host_memory::system_memory;
 use crate::packfile::Packs;
 use crate::tensor::DType;
 
@@ -265,6 +264,17 @@ impl HexDevice {
         operation
     }
 
+    /// Returns the threads for which kernels are chosen. Those of a stand-in are the user's choice for this
+    /// machine's CPU; its results are a chip's, however many there are.
+    fn vector_threads(&self) -> u32 {
+        let threads = self.npu.info().threads;
+        if self.npu.is_simulated() {
+            threads.max(caps::VECTOR_UNITS)
+        } else {
+            threads
+        }
+    }
+
     /// Returns the number of changes that invalidate remembered submissions.
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
@@ -320,9 +330,9 @@ impl Device for HexDevice {
         self.npu.is_simulated()
     }
 
-    fn memory(&self) -> (usize, usize) {
+    fn memory(&self, share: Share) -> Share {
         // Buffers beyond the address space take turns in it.
-        system_memory()
+        share
     }
 
     fn buffers(&self) -> Buffers {

@@ -292,13 +292,8 @@ impl Graphs {
             Command::MulMatId(body, layout) => (&mut body.dots, layout.weight()),
             Command::Tensor(_) | Command::Wide(_) | Command::Attention(_) => return,
         };
-        let npu = &self.device.npu;
-        *dots = cost::dots(
-            npu.caps(),
-            npu.info().threads,
-            weight,
-            self.device.activations,
-        ) as u32;
+        let (caps, threads) = (self.device.npu.caps(), self.device.vector_threads());
+        *dots = cost::dots(caps, threads, weight, self.device.activations) as u32;
     }
 
     /// Puts a product and what its results are combined with in place of the product.

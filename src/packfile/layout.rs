@@ -81,11 +81,11 @@ impl fmt::Display for LayoutTag {
                     (WeightType::F16, _) => "converted",
                     _ => "quantized again",
                 };
-                write!(f, "Hexagon {weight:?} tiles v{version}, {again}")
+                write!(f, "Hexagon {weight} tiles v{version}, {again}")
             }
             (None, Some((precision, _))) if self.id >> 16 == RK_FAMILY => write!(
                 f,
-                "Rockchip {precision:?} v{version}, {} x {} blocks of {} x {}",
+                "Rockchip {precision} v{version}, {} x {} blocks of {} x {}",
                 words[5], words[3], words[6], words[4]
             ),
             _ => write!(f, "unknown layout {:#010x}", self.id),
@@ -111,7 +111,7 @@ mod tests {
         ] {
             let tag = LayoutTag::rockchip(precision, words);
             assert_eq!((tag.id, tag.words), (id, words.map(|size| size as u64)));
-            let text = format!("Rockchip {precision:?} v1, 2 x 3 blocks of 48 x 32");
+            let text = format!("Rockchip {precision} v1, 2 x 3 blocks of 48 x 32");
             assert_eq!(tag.to_string(), text);
             assert!(!tag.is_groups());
         }
@@ -130,7 +130,7 @@ mod tests {
         let text = |weight, again| LayoutTag::hexagon(weight, [64, 32, 1, 1], again).to_string();
         for weight in WeightType::ALL {
             let LayoutId(id) = weight.layout_id();
-            let (name, version) = (format!("Hexagon {weight:?} tiles"), id & 0xff);
+            let (name, version) = (format!("Hexagon {weight} tiles"), id & 0xff);
             let is_groups = [WeightType::Q4Tile, WeightType::Q8Tile].contains(&weight);
             for (again, end) in [(false, "lossless"), (true, "quantized again")] {
                 let end = match (weight, again) {

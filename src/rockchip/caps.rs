@@ -1,6 +1,7 @@
 //! The capabilities of each Rockchip NPU, as data: one constant per chip, each number with its
 //! source. No decisions.
 
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use rknpu_ops::ffi::MatmulType;
@@ -28,7 +29,26 @@ pub enum Precision {
     Int4Fp16,
 }
 
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 impl Precision {
+    /// Returns its name in messages: the word of `GGML_RUST_NPU_RULES` in capitals.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "INT8",
+            Self::Int8Plain => "INT8-PLAIN",
+            Self::Fp16 => "FP16",
+            Self::Int4 => "INT4",
+            Self::Int4Int8 => "INT4-INT8",
+            Self::Int4Fp16 => "INT4-FP16",
+        }
+    }
+
     /// Returns the vendor's number for it.
     #[must_use]
     pub const fn matmul_type(self) -> MatmulType {

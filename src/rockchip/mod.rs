@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use self::device::{NAME, RkNpu};
 use self::driver::Rknn;
 use self::plan::Target;
-use crate::backend::{Buffer, Buffers, Device, Limit, Stream};
+use crate::backend::{Buffer, Buffers, Device, Limit, Share, Stream};
 use crate::error::Result;
 use crate::graph::{Operation, Refusal, Tensor};
 use crate::packfile::Packs;
@@ -162,8 +162,8 @@ impl Device for RkDevice {
         self.npu.is_simulated()
     }
 
-    fn memory(&self) -> (usize, usize) {
-        self.weight_memory()
+    fn memory(&self, share: Share) -> Share {
+        self.weight_memory(share)
     }
 
     fn buffers(&self) -> Buffers {

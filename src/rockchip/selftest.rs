@@ -192,14 +192,14 @@ fn arithmetic(npu: &RkNpu, choice: Choice) -> Result<(Precision, Buckets)> {
         [] => Ok((precision, Buckets::ALL)),
         [(m, have)] => {
             log::warn!(
-                "{}: {precision:?} with M={m} gives wrong results (error {have:.1e} is over {limit:.1e}); other M take \
+                "{}: {precision} with M={m} gives wrong results (error {have:.1e} is over {limit:.1e}); other M take \
                  their place",
                 NAME
             );
             Ok((precision, Buckets::ALL.without(m)))
         }
         [(m, have), ..] => Err(Error::SelfTest {
-            test: format!("{precision:?} M={m} K={K} N={N}"),
+            test: format!("{precision} M={m} K={K} N={N}"),
             have,
             limit,
         }),

@@ -63,6 +63,7 @@ pub fn start() {
         for (name, value) in [
             ("GGML_RUST_NPU_SIM", "rk3588,hexagon-v75"),
             ("GGML_RUST_NPU_SIM_COHERENCE", "strict"),
+            ("GGML_RUST_NPU_SIM_MEMORY", "8192"),
             // Of the lines that ggml gets: a program's own logger keeps the level it has.
             ("GGML_RUST_NPU_LOG", "off"),
         ] {

@@ -294,18 +294,29 @@ fn devices_say_what_they_are_and_what_buffers_they_have() {
 
 /// Two devices told of the same memory, so llama.cpp gave them a model of twice its size.
 #[test]
-fn devices_together_have_no_more_memory_than_the_machine() {
+fn devices_together_have_the_memory_of_the_machine() {
+    const BYTES: usize = 96 << 20;
+    let _turn = turn();
     start();
-    let total: usize = [0, HEX]
-        .map(|device| {
+    let shares = || {
+        [RK, HEX].map(|device| {
             let (mut free, mut total) = (0, 0);
             // SAFETY: two numbers.
             unsafe { npu_device_memory(device, &raw mut free, &raw mut total) };
             assert!(0 < free && free <= total, "{free} of {total}");
-            total
+            (free, total)
         })
-        .iter()
-        .sum();
-    let (_, machine) = ggml_rust_npu::host_memory::system_memory();
-    assert!(total <= machine, "{total} of {machine}");
+    };
+    let before = shares();
+    let [rk, hex] = before;
+    assert_eq!(rk.1 + hex.1, 8192 << 20);
+    let buffer = Buffer::new(HEX, BYTES, true);
+    let [rk_beside, hex_with] = shares();
+    // Both have less left, and the one that holds it all of the difference.
+    assert_eq!(rk.0 + hex.0 - rk_beside.0 - hex_with.0, BYTES);
+    let more = (rk_beside.0 + hex.0).abs_diff(hex_with.0 + rk.0);
+    assert!(more.abs_diff(BYTES) <= 2, "{more}");
+    assert_eq!(rk_beside.1 + hex_with.1, 8192 << 20);
+    drop(buffer);
+    assert_eq!(shares(), before);
 }

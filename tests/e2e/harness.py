@@ -66,7 +66,7 @@ class Done(NamedTuple):
 
 
 # Two tokens count as equally likely if the logarithms of their probabilities differ by less. On Hexagon one row at a time has
-# activations of 8 bits, several rows have FP16; on Rockchip the CPU computes attention, whose sums depend on the batch.
+# activations of twice 8 bits, several rows have FP16; on Rockchip the CPU computes attention, whose sums depend on the batch.
 TIE = 0.5
 
 
@@ -175,6 +175,10 @@ class Server:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=timeout) as response:
+            return json.load(response)
+
+    def get(self, path, timeout=TIMEOUT_S):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=timeout) as response:
             return json.load(response)
 
     def ask(self, prompt, n_predict, **options):

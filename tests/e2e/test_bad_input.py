@@ -5,7 +5,7 @@ import tempfile
 import urllib.error
 from pathlib import Path
 
-from harness import DEVICE, Case, cpu_env, device_env, our_lines, server
+from harness import DEVICE, PLAIN_LOG, Case, cpu_env, device_env, free_port, our_lines, server
 
 PROMPT = "The sea is"
 TOKENS = 8
@@ -125,6 +125,19 @@ class BadInput(Case):
             self.assertGreaterEqual(failed.exception.code, 400)
             failed.exception.close()
             self.assertIsNone(running.process.poll(), "llama-server ended")
+
+    def test_memory_that_ends_while_weights_load_fails_the_load(self):
+        """The model was loaded all the same, after a line for each weight, and each request was an error."""
+        fault = device_env(GGML_RUST_NPU_SIM_FAULTS="rknn_create_mem_from_fd:60+=-4")
+        # A server that serves would run until the time is over.
+        done = self.run_tool("llama-server", "-m", self.model(), "--host", "127.0.0.1", "--port", free_port(), "-fit", "off",
+                             "--no-webui", *PLAIN_LOG, env=fault, timeout=60)
+        self.assertNotEqual(done.code, 0)
+        lines = done.ours("EW")
+        self.assertEqual(len(lines), 1, done.log[-2000:])
+        self.assertRegex(lines[0], r"cannot load \S+: no room for it after [1-9]\d* weights with [1-9]\d* bytes in its buffer: "
+                                   r".*rknn_create_mem_from_fd.*fewer layers on the device \(-ngl\)")
+        self.assertIn("failed to load model", done.log)
 
     def test_truncated_model(self):
         whole = Path(self.model())

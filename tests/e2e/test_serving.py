@@ -20,6 +20,9 @@ TOKENS = 24
 SUBJECTS = ["the sea", "a clock", "an old friend", "bread", "the winter", "music", "a long road", "mathematics"]
 PROMPTS = [f"A short essay about {subject}, with an example from everyday life.\n\n" for subject in SUBJECTS]
 
+# With activations of 8 bits for single rows each of them got two answers.
+QUESTIONS = [f"Tell me something about {subject}." for subject in ("a clock", "the winter", "mathematics")]
+
 # Whoever has read it knows how it goes on, for as long as its own words are in the context.
 COUNTING = "one two three four five six seven eight nine ten "
 
@@ -99,6 +102,17 @@ class Serving(Case):
             self.assertGreater(answer["timings"]["cache_n"], answer["timings"]["prompt_n"])
             self.assertEqual(answer["timings"]["cache_n"], want["timings"]["cache_n"])
             self.assertEqual(answer["content"], want["content"])
+
+    def test_a_chat_that_is_asked_again_gets_the_same_answer(self):
+        """All of its prompt but one row is known then. With activations of 8 bits that row moved a near tie."""
+        with server(models.variant("Q4_1"), env(), *SMALL, "-c", 512, "-np", 1, name="hexagon-chat") as running:
+            for question in QUESTIONS:
+                body = {"messages": [{"role": "user", "content": question}], "max_tokens": TOKENS, "temperature": 0, "seed": 1}
+                first, again = (running.post("/v1/chat/completions", dict(body, cache_prompt=cached)) for cached in (False, True))
+                with self.subTest(question):
+                    self.assertGreater(first["timings"]["prompt_n"], 32)
+                    self.assertEqual(again["timings"]["prompt_n"], 1)
+                    self.assertEqual(*(answer["choices"][0]["message"]["content"] for answer in (first, again)))
 
     def test_saved_states(self):
         """Upstream's own test. Copies of a cache on the device were as old as what the CPU saw of it."""

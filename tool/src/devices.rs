@@ -8,8 +8,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Args as ClapArgs;
-use ggml_rust_npu::backend::{self, Absent, Device};
+use ggml_rust_npu::backend::{self, Absent, Device, Share};
 use ggml_rust_npu::config::{self, Config};
+use ggml_rust_npu::host_memory::system_memory;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use serde::Serialize;
 
@@ -96,10 +97,12 @@ pub fn run(args: &DevicesArgs) -> Result<ExitCode, ToolError> {
     if config.sim.is_empty() {
         messages.extend(machine::findings());
     }
+    let machine = (config.sim_memory_bytes()).map_or_else(system_memory, |bytes| (bytes, bytes));
+    let shares = backend::shares(machine, &vec![0; found.devices.len()]);
     let report = DevicesReport {
         version: env!("CARGO_PKG_VERSION"),
-        devices: (found.devices.iter())
-            .map(|device| line(&**device, args.self_test))
+        devices: (found.devices.iter().zip(shares))
+            .map(|(device, share)| line(&**device, share, args.self_test))
             .collect(),
         messages,
         machine: args.self_test.then(host_machine),
@@ -138,8 +141,8 @@ pub fn messages() -> Vec<String> {
     MESSAGES.take()
 }
 
-fn line(device: &dyn Device, with_test: bool) -> DeviceFacts {
-    let (free, total) = device.memory();
+fn line(device: &dyn Device, share: Share, with_test: bool) -> DeviceFacts {
+    let (free, total) = device.memory(share);
     DeviceFacts {
         name: device.name().into(),
         description: device.description(),

@@ -23,8 +23,7 @@ mod counts;
 mod shape;
 
 /// Vector threads of a chip.
-// SOURCE: upstream starts one thread for each vector unit (typically 4), shared by all chips.
-const THREADS: u32 = 4;
+const THREADS: u32 = caps::VECTOR_UNITS;
 /// llama.cpp's own number of tokens that it computes at a time.
 const UBATCH: u32 = 512;
 /// Cells of a cache that a step reads are rounded up to a multiple of this.

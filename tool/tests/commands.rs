@@ -197,8 +197,8 @@ fn each_weight_has_a_path_or_a_reason() {
     let rows = places(&quantized, "rk3588", "attn_k=cpu");
     starts(&rows[0], "cpu", "no matrix");
     // Without an output head of its own, the embeddings are multiplied, too; they have few rows.
-    starts(&rows[1], "npu", "Fp16");
-    starts(&rows[2], "npu", "Int8");
+    starts(&rows[1], "npu", "FP16");
+    starts(&rows[2], "npu", "INT8");
     starts(&rows[3], "cpu", "weights of this type, size or name");
     let rows = places(&quantized, "hexagon-v75", "");
     starts(&rows[0], "npu", "F32, as it is");

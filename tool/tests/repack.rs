@@ -123,9 +123,9 @@ fn a_pack_holds_what_the_chip_takes_and_inspect_shows_it() {
     let rows = rows(&report);
     for ((name, layout, error), (want, low, high)) in rows.iter().zip([
         // Q8_0 is not a grid of FP16: 11 bits of 8 bits times a scale.
-        ("Rockchip Fp16", 0.0, 1e-7),
+        ("Rockchip FP16", 0.0, 1e-7),
         // absmax / 127 / sqrt(12), in standard deviations of a normal row, of which absmax is 2 to 4.5.
-        ("Rockchip Int8", 1e-5, 1.1e-4),
+        ("Rockchip INT8", 1e-5, 1.1e-4),
         ("Rockchip Int4", 3e-3, 3e-2),
     ]) {
         assert!(layout.starts_with(want), "{name}: {layout}");

@@ -75,11 +75,13 @@ impl ScaleBlock {
 }
 
 /// A violation that the hardware would not report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// An operand lies outside VTCM, wholly or partly.
+    #[error("an operand lies outside of VTCM")]
     OutsideVtcm,
     /// Activations and weights differ in length, or are not 1 to 32 tiles.
+    #[error("{act} tiles of activations are multiplied by {weights} of weights")]
     Deep {
         /// Tiles of activations.
         act: usize,
@@ -87,6 +89,7 @@ pub enum Fault {
         weights: usize,
     },
     /// A result exceeded FP16's range.
+    #[error("a result is beyond F16's range")]
     Overflow,
 }
 

@@ -1,5 +1,7 @@
 //! Types of weights, and the bytes that each of them takes.
 
+use core::fmt;
+
 use super::{F16_TILE_BYTES, SUPER_BLOCK, SUPER_TILES, TILE_DIM};
 
 /// Types of weights that can be packed into tiles.
@@ -50,6 +52,12 @@ pub struct LayoutId(pub u32);
 
 /// Version of the layouts of this module: raised when any byte moves.
 const LAYOUT_VERSION: u32 = 1;
+
+impl fmt::Display for WeightType {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
 
 impl WeightType {
     /// All types, in order of their numbers.
@@ -105,6 +113,29 @@ impl WeightType {
     /// Returns `true` if d of super-blocks has its own plane.
     pub(super) const fn has_d_plane(self) -> bool {
         matches!(self, Self::Q6K | Self::Q3K)
+    }
+
+    /// Returns its name in ggml; that of groups is ours.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "F16",
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q8_0 => "Q8_0",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Mxfp4 => "MXFP4",
+            Self::Q4Tile => "Q4_TILE",
+            Self::Q4K => "Q4_K",
+            Self::Q5_0 => "Q5_0",
+            Self::Q6K => "Q6_K",
+            Self::Q5_1 => "Q5_1",
+            Self::Q5K => "Q5_K",
+            Self::Iq4Xs => "IQ4_XS",
+            Self::Q3K => "Q3_K",
+            Self::Q2K => "Q2_K",
+            Self::Q8Tile => "Q8_TILE",
+        }
     }
 
     /// Returns the elements of one ggml block (of a row's part in a tile for F16), or of a group.

@@ -18,7 +18,7 @@ use crate::ffi::{
 unsafe fn read<T: Copy>(data: *mut c_void, bytes: u32) -> Result<T, c_int> {
     if data.is_null() || bytes as usize != size_of::<T>() {
         vendor_error!(
-            "a request of {bytes} bytes at {data:?}, want {}",
+            "a request of {bytes} bytes at {data:p}, want {}",
             size_of::<T>()
         );
         return Err(code::EBADPARM);

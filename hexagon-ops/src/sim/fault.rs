@@ -11,6 +11,7 @@
 //! grammar is in [`sim_common::fault`].
 
 use std::ffi::c_int;
+use std::fmt;
 
 use sim_common::fault::{Effect, FaultError, FaultOf, Grammar, When};
 
@@ -37,6 +38,18 @@ pub enum Trouble {
     BadRing,
     /// It is answered normally, but the first element of each of its results is wrong.
     Wrong,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Self::Hang => "hang",
+            Self::Lost => "lost",
+            Self::Corrupt => "corrupt",
+            Self::BadRing => "badring",
+            Self::Wrong => "wrong",
+        })
+    }
 }
 
 impl Grammar for Trouble {

@@ -235,7 +235,7 @@ impl AllocationTable {
         let count = allocations.len();
         allocations.retain(|allocation| allocation.addresses().start != address.addr());
         if allocations.len() == count && !address.is_null() {
-            vendor_error!("rpcmem_free: {address:?} is not allocated");
+            vendor_error!("rpcmem_free: {address:p} is not allocated");
         }
     }
 
@@ -278,14 +278,14 @@ impl AllocationTable {
     pub(super) fn host_clean(&self, address: *const u8, bytes: usize) {
         match self.containing(address, bytes) {
             Some((allocation, range)) => allocation.host_clean(&range),
-            None => vendor_error!("cache clean: {bytes} bytes at {address:?} are not shared"),
+            None => vendor_error!("cache clean: {bytes} bytes at {address:p} are not shared"),
         }
     }
 
     pub(super) fn host_invalidate(&self, address: *const u8, bytes: usize) {
         match self.containing(address, bytes) {
             Some((allocation, range)) => allocation.host_invalidate(&range),
-            None => vendor_error!("cache invalidate: {bytes} bytes at {address:?} are not shared"),
+            None => vendor_error!("cache invalidate: {bytes} bytes at {address:p} are not shared"),
         }
     }
 }

@@ -30,6 +30,15 @@ pub(super) enum TensorName {
 }
 
 impl TensorName {
+    /// Returns its name in the vendor's header.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::A => "A",
+            Self::B => "B",
+            Self::C => "C",
+        }
+    }
+
     /// Returns the tensor that an attribute or quantization parameter names.
     pub(super) fn from_name(name: &[c_char]) -> Option<Self> {
         let [first, second] = *name.first_chunk()?;
@@ -153,7 +162,7 @@ impl MatmulContext {
         attr_bytes: u32,
     ) -> Result<(), c_int> {
         let Some(region) = self.state.mems.region(mem) else {
-            vendor_error!("rknn_matmul_set_io_mem, unknown tensor memory {mem:?}");
+            vendor_error!("rknn_matmul_set_io_mem, unknown tensor memory {mem:p}");
             return Err(code::PARAM_INVALID);
         };
         if Some(region.domain()) != self.domain() {
@@ -176,7 +185,9 @@ impl MatmulContext {
         let len = want as usize;
         if attr_bytes != want || region.first(len).is_none() {
             vendor_error!(
-                "rknn_matmul_set_io_mem, {tensor:?} needs {want} bytes, attr has {attr_bytes}, memory {region:?}"
+                "rknn_matmul_set_io_mem, {} needs {want} bytes, attr has {attr_bytes}, memory has {}",
+                tensor.name(),
+                region.len()
             );
             return Err(code::PARAM_INVALID);
         }

@@ -11,6 +11,7 @@
 //! The rest of the grammar is in [`sim_common::fault`].
 
 use std::ffi::c_int;
+use std::fmt;
 
 use sim_common::fault::{Effect, FaultError, FaultOf, Grammar, When};
 
@@ -31,6 +32,13 @@ pub struct WrongRows {
     pub m: usize,
     /// K of the runs; all if there is none.
     pub k: Option<usize>,
+}
+
+impl fmt::Display for WrongRows {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "wrong results with M={}", self.m)?;
+        (self.k).map_or(Ok(()), |k| write!(f, " K={k}"))
+    }
 }
 
 impl Grammar for WrongRows {

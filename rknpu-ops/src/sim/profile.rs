@@ -168,8 +168,8 @@ pub(super) fn check_shape(
     ];
     if sizes.iter().any(|size| u32::try_from(*size).is_err()) {
         vendor_error!(
-            "need kernel tile for M = {m}, K = {k}, N = {n}, matmul type = {:?}, but not support kernel tile currently!",
-            layout.a.elem
+            "need kernel tile for M = {m}, K = {k}, N = {n}, matmul type = {}, but not support kernel tile currently!",
+            layout.a.elem.name()
         );
         return Err(code::PARAM_INVALID);
     }

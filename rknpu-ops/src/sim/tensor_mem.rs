@@ -187,6 +187,10 @@ pub(super) struct MemoryRange {
 }
 
 impl MemoryRange {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Returns the first `len` bytes, as a range of the allocation; `None` if there are fewer.
     pub(super) fn first(&self, len: usize) -> Option<Range<usize>> {
         (len <= self.len).then(|| self.offset..self.offset + len)
@@ -367,7 +371,7 @@ impl MemoryTable {
             .filter(|at| at % OFFSET_ALIGN == 0 && at + len <= parent.map.len());
         let Some(at) = place.filter(|_| !virt.is_null() && !inside && len > 0) else {
             vendor_error!(
-                "invalid view: fd {fd}, virt {virt:?}, size {size}, offset {offset} of {} bytes at {base:#x}",
+                "invalid view: fd {fd}, virt {virt:p}, size {size}, offset {offset} of {} bytes at {base:#x}",
                 parent.map.len()
             );
             return std::ptr::null_mut();

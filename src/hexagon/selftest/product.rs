@@ -192,7 +192,7 @@ fn multiply(
         ""
     };
     Ok(Outcome {
-        test: format!("{weight:?} M={m} K={k} N={n}{bits}"),
+        test: format!("{weight} M={m} K={k} N={n}{bits}"),
         have: reference::nmse(&have, &reference::mul_mat(&act, &matrix.values, k)),
         limit: limit(m, weight, dots),
     })

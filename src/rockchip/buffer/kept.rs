@@ -3,16 +3,17 @@
 use super::super::RkDevice;
 use super::super::device::NAME;
 use super::super::plan::{self, Keep};
-use crate::backend::Device;
+use crate::backend::{Device, Share};
 use crate::graph::Tensor;
 use crate::host_memory::system_memory;
 
 impl RkDevice {
-    /// Returns the free and total bytes for buffers of weights: the system's memory, as far as the
-    /// NPU's address spaces reach, and half of it if each weight is kept in both forms.
+    /// Returns the free and total bytes for buffers of weights: the device's share of the system's
+    /// memory, as far as the NPU's address spaces reach, and half of it if each weight is kept in
+    /// both forms.
     #[must_use]
-    pub(in crate::rockchip) fn weight_memory(&self) -> (usize, usize) {
-        let ((free, total), (free_space, space)) = (system_memory(), self.npu.address_space());
+    pub(in crate::rockchip) fn weight_memory(&self, (free, total): Share) -> Share {
+        let (free_space, space) = self.npu.address_space();
         let copies = if self.target.keeps_all() { 2 } else { 1 };
         ((free / copies).min(free_space), (total / copies).min(space))
     }

@@ -167,7 +167,7 @@ impl Core {
         if all.wrong > 0 {
             let CallShape { m, k, n, .. } = shape;
             return Err(Error::WrongSums {
-                what: format!("{:?} M={m} K={k} N={n}", shape.precision),
+                what: format!("{} M={m} K={k} N={n}", shape.precision),
                 wrong: all.wrong,
                 sums: all.sums,
             });

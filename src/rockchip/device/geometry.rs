@@ -50,7 +50,7 @@ pub(super) fn learn(
         let mut other = native;
         (other.b.gn, other.b.gk) = (gn, gk);
         context.expect(&other)?;
-        log::info!("{precision:?}: the library's tiles of weights are {gn} x {gk}: {unlike}");
+        log::info!("{precision}: the library's tiles of weights are {gn} x {gk}: {unlike}");
         tiles.retain(|(known, _)| known.matmul_type() != precision.matmul_type());
         tiles.push((precision, (gn, gk)));
     }
@@ -108,7 +108,7 @@ fn widest(
             .and_then(|()| context(precision, M, n))
             .and_then(|context| multiply_ones(context, anchor, &native, n));
         if let Err(error) = checked {
-            log::info!("{precision:?}: N is at most {}: {error}", caps.n_max);
+            log::info!("{precision}: N is at most {}: {error}", caps.n_max);
             return Ok(caps.n_max);
         }
     }

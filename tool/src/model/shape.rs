@@ -147,7 +147,7 @@ fn number(header: &Header, key: &str) -> Result<Option<usize>, ToolError> {
         return Ok(None);
     };
     let number = value.as_usize().filter(|number| *number <= LARGEST);
-    let number = number.ok_or_else(|| format!("{key} is {value:?}, no number up to {LARGEST}"))?;
+    let number = number.ok_or_else(|| format!("{key} is {value}, no number up to {LARGEST}"))?;
     Ok(Some(number))
 }
 

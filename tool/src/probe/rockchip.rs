@@ -113,7 +113,7 @@ fn add_open(lines: &mut Lines, rknn: &Arc<Rknn>, device: &RkDevice, config: &Con
         }
     }
     for precision in [Precision::Int8, Precision::Fp16] {
-        let name = format!("{precision:?}").to_lowercase();
+        let name = precision.name().to_lowercase();
         for m in [1, 64] {
             match Times::measure(rknn, precision, m, mask) {
                 Ok(times) => times.add(lines, &format!("{name}_m{m}"), m),

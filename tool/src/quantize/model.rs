@@ -47,8 +47,7 @@ fn optional(header: &Header, key: &str) -> Result<Option<usize>, ToolError> {
     let number = value
         .as_usize()
         .filter(|number| (1..=u32::MAX as usize).contains(number));
-    let number =
-        number.ok_or_else(|| format!("{key} is {value:?}, no number from 1 to 2^32 - 1"))?;
+    let number = number.ok_or_else(|| format!("{key} is {value}, no number from 1 to 2^32 - 1"))?;
     Ok(Some(number))
 }
 

@@ -141,7 +141,7 @@ fn rockchip_packs_low_power_rows_without_loss_by_the_rule_int8_plain() {
         tool(&["repack", model, "--chip", "rk3588", "-o", pack]);
         let shown = tool(&["inspect", model, "--chip", "rk3588"]);
         assert_eq!(
-            shown.contains("Int8Plain"),
+            shown.contains("INT8-PLAIN"),
             rule.contains("int8-plain"),
             "{shown}"
         );
