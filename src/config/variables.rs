@@ -265,6 +265,11 @@ variables! {
         coherence: Coherence = Coherence::Relaxed, |text| one_of(&COHERENCES, text);
         "GGML_RUST_NPU_SIM_COHERENCE", words(&COHERENCES), default "`relaxed`";
 
+        /// A file that stands for the node of the simulated Rockchip NPU: processes with the same file share one NPU, as
+        /// they do on a board. It is created if it is not there. Without it each process has an NPU for itself.
+        sim_node: Option<PathBuf> = None, path;
+        "GGML_RUST_NPU_SIM_NODE", "a path", default "none";
+
         /// The version that the simulated librknnrt claims.
         sim_api_version: Option<String> = None, |text| Ok(Some(text.into()));
         "GGML_RUST_NPU_SIM_API_VERSION", "a version", default "that of SDK 2.3.2";
