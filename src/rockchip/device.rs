@@ -122,8 +122,8 @@ impl RkNpu {
     /// - `cpus`: the CPUs for the threads that serve it; all for an empty list
     ///
     /// # Errors
-    /// `Busy` if another process does not give its turn back, `Version` for a library that is too old, `Geometry` for one with unknown layouts, `Vendor`
-    /// if a first context cannot be made.
+    /// `Busy` if another process does not give its turn back, `Version` for a library that is too old, `Geometry` for one with
+    /// unknown layouts, `Vendor` if a first context cannot be made.
     pub fn open(
         rknn: Arc<Rknn>,
         caps: &'static RkCaps,
@@ -255,12 +255,7 @@ impl RkNpu {
         let _turn = self.rknn.turn()?;
         let allocated = self.with_room(|| self.domains.allocate(bytes));
         let (memory, share) = allocated.inspect_err(|error| {
-            if error.is_shortage() && self.rknn.has_company() {
-                log::warn!(
-                    "{NAME}: {bytes} bytes may not fit beside the memory of {} on the NPU",
-                    self.rknn.company().as_deref().unwrap_or("another process")
-                );
-            }
+            self.report_company(error, bytes);
             self.rest();
         })?;
         Ok(WeightMemory::new(memory, share))
@@ -276,7 +271,18 @@ impl RkNpu {
         layout: WeightLayout,
         offset: usize,
     ) -> Result<PackedWeights> {
-        self.with_room(|| memory.place(layout, offset))
+        let placed = self.with_room(|| memory.place(layout, offset));
+        placed.inspect_err(|error| self.report_company(error, layout.bytes()))
+    }
+
+    /// Warns of other processes if there was no room for `bytes` bytes of weights.
+    fn report_company(&self, error: &Error, bytes: usize) {
+        if error.is_shortage() && self.rknn.has_company() {
+            log::warn!(
+                "{NAME}: {bytes} bytes may not fit beside the memory of {} on the NPU",
+                self.rknn.company().as_deref().unwrap_or("another process")
+            );
+        }
     }
 
     /// Computes `dst = act · w` in one call for each block of the weights. Returns the time in the
@@ -288,8 +294,8 @@ impl RkNpu {
     /// - `dst`: `act.count()` rows of N
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error, `Busy` if another process does not give its turn back, else `Vendor`, `Geometry`, `OutOfMemory` or `WrongSums` for the one that has
-    /// just happened.
+    /// `DeviceLost` after an earlier error, `Busy` if another process does not give its turn back, else `Vendor`, `Geometry`,
+    /// `OutOfMemory` or `WrongSums` for the one that has just happened.
     pub fn mul_mat(
         &self,
         w: WeightSlice,

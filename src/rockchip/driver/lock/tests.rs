@@ -102,14 +102,20 @@ fn processes_that_want_the_turn_all_the_time_alternate() {
     with_node(&folder, "card1", "RKNPU");
     with_node(&folder, "renderD129", "RKNPU");
     let order = Mutex::new(Vec::new());
+    // The second one comes when the first one has been alone for a while.
     let start = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
         for process in 0..2 {
             let (folder, order, start) = (&folder, &order, &start);
             scope.spawn(move || {
+                if process == 1 {
+                    start.wait();
+                }
                 let seat = seat_in(folder).unwrap();
-                start.wait();
-                for _ in 0..40 {
+                for turn in 0..50 - 10 * process {
+                    if (process, turn) == (0, 10) {
+                        start.wait();
+                    }
                     seat.begin_turn(PATIENCE).unwrap();
                     order.lock().unwrap().push(process);
                     std::thread::sleep(Duration::from_millis(2));
