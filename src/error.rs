@@ -76,12 +76,12 @@ pub enum Error {
         /// The oldest one that works.
         want: String,
     },
-    /// Another process uses the NPU.
-    #[error("the NPU cannot be taken, it serves one process at a time: {path}: {reason}")]
+    /// Another process has not given its turn back, or no node of the NPU can be opened.
+    #[error("the NPU cannot be used now: {path}: {reason}")]
     Busy {
-        /// The file that the process that has it locks.
+        /// The node that is locked.
         path: PathBuf,
-        /// The system's message.
+        /// The process that has it, or the system's message.
         reason: String,
     },
     /// A call into the vendor's library failed.

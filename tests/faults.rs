@@ -708,24 +708,24 @@ fn a_shape_that_the_library_refuses_fails_its_graph_alone() {
 /// llama-server without a model only starts others, which found no NPU: it had it for its life. So had a server whose model was
 /// freed.
 #[test]
-fn a_device_without_weights_leaves_the_npu_to_other_processes() {
+fn a_device_without_weights_has_nothing_of_the_npu_open() {
     let mut numbers = Numbers::new(24);
     let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
     let act = numbers.floats(64 * 4);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let live = || rknn.stand_in().unwrap().live();
     let memory = device.memory(system_memory());
-    assert!(rknn.is_taken());
+    assert!(rknn.is_seated());
     device.npu().rest();
     let mut first = None;
     for _ in 0..2 {
-        assert_eq!((live(), rknn.is_taken()), (LiveObjects::default(), false));
+        assert_eq!((live(), rknn.is_seated()), (LiveObjects::default(), false));
         assert_eq!(device.memory(system_memory()).1, memory.1);
         // No buffer is that large.
         RkBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES + 1).unwrap_err();
-        assert_eq!((live(), rknn.is_taken()), (LiveObjects::default(), false));
+        assert_eq!((live(), rknn.is_seated()), (LiveObjects::default(), false));
         let [buffer, other] = [0; 2].map(|_| packed(&device, &w, 0));
-        assert!(rknn.is_taken());
+        assert!(rknn.is_seated());
         let multiply = |buffer: &RkBuffer| {
             mul_mat(&device, &w, Some((buffer, 0)), &act, [64, 4, 1, 1]).unwrap()
         };
@@ -734,7 +734,7 @@ fn a_device_without_weights_leaves_the_npu_to_other_processes() {
         // Contexts that are bound to freed weights would keep their memory.
         let bound = live().contexts;
         drop(buffer);
-        assert!(live().contexts < bound && rknn.is_taken());
+        assert!(live().contexts < bound && rknn.is_seated());
         assert_eq!(multiply(&other), result);
     }
 }

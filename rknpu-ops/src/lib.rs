@@ -11,7 +11,8 @@
 //! | [`rotation`] | signs and Hadamard blocks along K, a function of K alone | `quant` |
 //! | [`int4`] | INT4 operands: nibbles, results of K segments with scales of their own | `calibrate`, `layout`, `pack`, `quant`, `rotation` |
 //! | [`scalar`], `neon` | the loops of `quant`, `pack` and `int4`: portable ones, and the same bits on aarch64's vector unit | types of these three |
-//! | [`sim`] | the stand-in for librknnrt: same C ABI, same rules, computes on the CPU | `ffi`, `layout`, crate `sim-common` |
+//! | [`node`] | locks on the NPU's node, by which processes share the NPU | - |
+//! | [`sim`] | the stand-in for librknnrt: same C ABI, same rules, computes on the CPU | `ffi`, `layout`, `node`, crate `sim-common` |
 
 pub mod calibrate;
 pub mod ffi;
@@ -19,6 +20,7 @@ pub mod int4;
 pub mod layout;
 #[cfg(target_arch = "aarch64")]
 pub mod neon;
+pub mod node;
 pub mod pack;
 pub mod proof;
 pub mod quant;

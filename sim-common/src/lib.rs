@@ -8,6 +8,7 @@
 //!
 //! A stand-in adds its vendor's functions, rules and arithmetic.
 
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub mod fault;
@@ -59,6 +60,14 @@ pub enum StartError {
     /// The simulation needs instructions that this CPU does not have.
     #[error("it needs a CPU with {0}")]
     Cpu(&'static str),
+    /// The file that processes with the same simulated NPU share cannot be opened or locked.
+    #[error("{path}, which stands for the NPU's node: {error}")]
+    Node {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        error: std::io::Error,
+    },
     /// `GGML_RUST_NPU_SIM_FAULTS` is malformed.
     #[error("GGML_RUST_NPU_SIM_FAULTS: {0}")]
     Faults(#[from] fault::FaultError),

@@ -271,6 +271,11 @@ variables! {
         sim_memory_mib: Option<u32> = None, values::memory_mib;
         "GGML_RUST_NPU_SIM_MEMORY", format!("{}, in MiB", span(&MEMORIES_MIB)), default "this machine's";
 
+        /// A file that stands for the node of the simulated Rockchip NPU: processes with the same file share one NPU, as
+        /// they do on a board. It is created if it is not there. Without it each process has an NPU for itself.
+        sim_node: Option<PathBuf> = None, path;
+        "GGML_RUST_NPU_SIM_NODE", "a path", default "none";
+
         /// The version that the simulated librknnrt claims.
         sim_api_version: Option<String> = None, |text| Ok(Some(text.into()));
         "GGML_RUST_NPU_SIM_API_VERSION", "a version", default "that of SDK 2.3.2";

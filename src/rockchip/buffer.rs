@@ -33,6 +33,14 @@ pub struct RkBuffer {
     _end: End,
 }
 
+impl Drop for RkBuffer {
+    /// Frees what is placed in it in one turn.
+    fn drop(&mut self) {
+        let _turn = self.device.npu.turn_to_free();
+        self.contents_mut().packed.clear();
+    }
+}
+
 /// The end of a buffer, whose memory is freed: calls may have contexts that are bound to it.
 #[derive(Debug)]
 struct End(Arc<RkDevice>);

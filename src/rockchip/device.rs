@@ -11,9 +11,12 @@
 //! Cores run at the same time, and nothing else happens in the library meanwhile: contexts and memory for (3) are made and
 //! bound for all cores before, and the results of all are fetched after it (`wave`).
 //!
-//! One lock covers all of it: there is one NPU, and several backends on several threads alternate.
+//! A turn covers all of it, and then one lock: there is one NPU, and several backends on several threads, and other processes,
+//! alternate. Whoever needs both takes the turn first.
+//!
 //! An error puts the device out of use: its results so far may be incomplete, so it refuses further
-//! work. A shape that the library refuses is an error of its call alone, as a lack of memory is.
+//! work. A shape that the library refuses is an error of its call alone, as a lack of memory is, and a turn that another process
+//! does not give back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -32,7 +35,7 @@ use crate::error::{Error, Result};
 use crate::host_memory::RowsMut;
 use crate::rockchip::caps::{self, Precision, RkCaps};
 use crate::rockchip::driver::process;
-use crate::rockchip::driver::{self, Rknn};
+use crate::rockchip::driver::{self, Rknn, Turn};
 use crate::rockchip::layout::WeightLayout;
 
 mod activation;
@@ -43,12 +46,6 @@ mod recent;
 mod scratch;
 mod wave;
 mod weight;
-
-/// The wait for another process that has the NPU at the start: one that starts as well has soon tested it.
-const AT_START: Duration = Duration::from_secs(1);
-
-/// The wait for another process that has the NPU when weights are allocated: one that has just been asked to end may take so long.
-const AT_USE: Duration = Duration::from_secs(5);
 
 /// Cores of the largest NPU.
 const MAX_CORES: usize = 3;
@@ -125,15 +122,16 @@ impl RkNpu {
     /// - `cpus`: the CPUs for the threads that serve it; all for an empty list
     ///
     /// # Errors
-    /// `Busy` if another process has the NPU, `Version` for a library that is too old, `Geometry` for one with unknown layouts, `Vendor`
-    /// if a first context cannot be made.
+    /// `Busy` if another process does not give its turn back, `Version` for a library that is too old, `Geometry` for one with
+    /// unknown layouts, `Vendor` if a first context cannot be made.
     pub fn open(
         rknn: Arc<Rknn>,
         caps: &'static RkCaps,
         precisions: &[Precision],
         cpus: &[usize],
     ) -> Result<Self> {
-        rknn.take(AT_START)?;
+        let library = Arc::clone(&rknn);
+        let _turn = library.turn()?;
         let domains = Domains::new(&rknn)?;
         let versions = domains.first_anchor().versions()?;
         driver::check_version(&versions.0)?;
@@ -141,8 +139,8 @@ impl RkNpu {
             domains.limit(1);
         }
         let anchor = domains.first_anchor();
-        let library = driver::version(&versions.0);
-        let caps = geometry::learn(&rknn, &anchor, caps, precisions, library)?;
+        let version = driver::version(&versions.0);
+        let caps = geometry::learn(&rknn, &anchor, caps, precisions, version)?;
         let threads = threads(caps.cores.count(), rknn.stand_in().is_some());
         let threads = Pool::new(threads, "rknpu", cpus).map_err(|source| Error::Thread {
             device: "the Rockchip NPU".into(),
@@ -219,10 +217,8 @@ impl RkNpu {
     /// Calls `attempt`, and once more if it fails, when what calls keep has been let go: that takes memory
     /// and file descriptors, and contexts may hold weights that were freed, as they were bound to them last.
     fn with_room<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
-        attempt().or_else(|error| {
-            if matches!(error, Error::Busy { .. }) {
-                return Err(error);
-            }
+        let _turn = self.rknn.turn()?;
+        attempt().or_else(|_| {
             if let Ok(mut state) = self.state.lock() {
                 state.let_go();
             }
@@ -231,39 +227,62 @@ impl RkNpu {
     }
 
     /// Lets go of memory that was freed, to which contexts are still bound. If no weights are left, nothing of the NPU stays
-    /// open, and other processes may have it until weights are allocated again.
+    /// open until weights are allocated again.
     pub fn rest(&self) {
+        // Without the turn nothing can be freed now.
+        let Some(turn) = self.rknn.turn_to_free() else {
+            return;
+        };
         // After a panic the device is out of use, and what is open ends with the process.
         if let Ok(mut state) = self.state.lock() {
             state.let_go();
-            self.domains.rest();
+            self.domains.rest(&turn);
         }
+    }
+
+    /// Takes the turn to free several things.
+    #[must_use]
+    pub fn turn_to_free(&self) -> Option<Turn<'_>> {
+        self.rknn.turn_to_free()
     }
 
     /// Allocates memory for weights.
     ///
     /// # Errors
-    /// `OutOfMemory`, `OutOfDescriptors` or `AddressSpace`; `Busy` if another process has the NPU; `Vendor` if an address space
-    /// cannot be begun.
+    /// `OutOfMemory`, `OutOfDescriptors` or `AddressSpace`; `Busy` if another process does not give its turn back; `Vendor` if an
+    /// address space cannot be begun.
     pub fn allocate(&self, bytes: usize) -> Result<WeightMemory> {
-        // Before the address spaces are locked, because questions about their memory must not wait for another process.
-        self.rknn.take(AT_USE)?;
+        let _turn = self.rknn.turn()?;
         let allocated = self.with_room(|| self.domains.allocate(bytes));
-        let (memory, share) = allocated.inspect_err(|_| self.rest())?;
+        let (memory, share) = allocated.inspect_err(|error| {
+            self.report_company(error, bytes);
+            self.rest();
+        })?;
         Ok(WeightMemory::new(memory, share))
     }
 
     /// Makes a place for a weight at `offset` of `memory`; see [`WeightMemory::place`].
     ///
     /// # Errors
-    /// `OutOfMemory` or `OutOfDescriptors`.
+    /// `OutOfMemory`, `OutOfDescriptors` or `Busy`.
     pub fn place(
         &self,
         memory: &WeightMemory,
         layout: WeightLayout,
         offset: usize,
     ) -> Result<PackedWeights> {
-        self.with_room(|| memory.place(layout, offset))
+        let placed = self.with_room(|| memory.place(layout, offset));
+        placed.inspect_err(|error| self.report_company(error, layout.bytes()))
+    }
+
+    /// Warns of other processes if there was no room for `bytes` bytes of weights.
+    fn report_company(&self, error: &Error, bytes: usize) {
+        if error.is_shortage() && self.rknn.has_company() {
+            log::warn!(
+                "{NAME}: {bytes} bytes may not fit beside the memory of {} on the NPU",
+                self.rknn.company().as_deref().unwrap_or("another process")
+            );
+        }
     }
 
     /// Computes `dst = act · w` in one call for each block of the weights. Returns the time in the
@@ -275,8 +294,8 @@ impl RkNpu {
     /// - `dst`: `act.count()` rows of N
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error, else `Vendor`, `Geometry`, `OutOfMemory` or `WrongSums` for the one that has
-    /// just happened.
+    /// `DeviceLost` after an earlier error, `Busy` if another process does not give its turn back, else `Vendor`, `Geometry`,
+    /// `OutOfMemory` or `WrongSums` for the one that has just happened.
     pub fn mul_mat(
         &self,
         w: WeightSlice,
@@ -318,6 +337,7 @@ impl RkNpu {
         spread: Spread,
         proves: bool,
     ) -> Result<Duration> {
+        let turn = self.rknn.turn()?;
         // A panic under the lock is caught at the C border; after it, buffers may hold half a call.
         let Ok(mut state) = self.state.lock() else {
             return Err(lost("an internal error"));
@@ -327,7 +347,8 @@ impl RkNpu {
         }
         let mut run = |state: &mut NpuState| {
             w.memory.flush()?;
-            self.run(state, w, act, bucket, graph, dst.reborrow(), spread, proves)
+            let dst = dst.reborrow();
+            self.run(&turn, state, w, act, bucket, graph, dst, spread, proves)
         };
         let result = match run(&mut state) {
             // What calls keep is in the way, as in `allocate`. A lack that stays may pass later: this call alone fails.
@@ -353,6 +374,7 @@ impl RkNpu {
     )]
     fn run(
         &self,
+        turn: &Turn,
         state: &mut NpuState,
         w: WeightSlice,
         act: Rows<f32>,
@@ -407,7 +429,7 @@ impl RkNpu {
             .next()
             .map(|first| first.core.waves(&call));
         for wave in waves.into_iter().flatten() {
-            self.run_wave(&call, &wave, shares, proves)?;
+            self.run_wave(turn, &call, &wave, shares, proves)?;
         }
         let ran = shares.iter().flatten().map(|share| share.core.ran);
         Ok(ran.max().unwrap_or_default())
@@ -416,6 +438,7 @@ impl RkNpu {
     /// Runs what is made and bound for all cores before, and writes the columns that are complete after it.
     fn run_wave(
         &self,
+        turn: &Turn,
         call: &CoreCall,
         wave: &Wave,
         shares: &mut [Option<CoreShare>],
@@ -424,13 +447,11 @@ impl RkNpu {
         for share in shares.iter_mut().flatten() {
             share.core.prepare(call, wave)?;
         }
-        let runs = self.rknn.runs();
         self.threads.for_each(chunks(shares, 1), |_, share| {
             for share in share.iter_mut().flatten() {
-                share.result = share.core.run(call, wave, &runs);
+                share.result = share.core.run(call, wave, turn);
             }
         });
-        drop(runs);
         outcome(shares)?;
         for share in shares.iter_mut().flatten() {
             share.core.fetch(call, wave)?;

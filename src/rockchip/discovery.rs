@@ -45,7 +45,7 @@ pub fn find(config: &Config) -> Discovery {
             .and_then(|rknn| RkDevice::start(rknn, target(caps, config)?))
             .map(|device| device.traced(config.trace.as_deref()));
         if let Ok(device) = &device {
-            // A program may start others that compute, as llama-server does for each of several models.
+            // A program may only start others that compute, as llama-server does for each of several models.
             device.npu().rest();
         }
         found.add(NAME, device.map(|device| Arc::new(device) as _));
@@ -84,6 +84,7 @@ fn simulate(caps: &RkCaps, config: &Config) -> Result<Arc<Rknn>> {
     let mut options = sim::Options::new(caps.soc);
     options.faults.clone_from(&config.faults.rknn);
     options.coherence = config.coherence;
+    options.node.clone_from(&config.sim_node);
     if let Some(version) = &config.sim_api_version {
         options.api_version.clone_from(version);
     }

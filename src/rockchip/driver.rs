@@ -6,12 +6,13 @@
 //! [`Context::bind`], and only what changed since the last time; [`Context::run`] takes the same
 //! operands again, so it can never run on memory that is gone.
 //!
-//! Runs of several threads share a lock ([`Rknn::runs`]), and every other call has it alone.
+//! Every call is in a turn ([`Rknn::turn`]): the caller's, or one for the call alone. One thread of one process has it. Only
+//! runs may be in several threads, to which the one that has the turn lends it.
 #![expect(unsafe_code, reason = "calls into the vendor's library")]
 
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rknpu_ops::ffi::{self, Api, CoreMask, IoAttr, MatmulCtx, MatmulInfo, SdkVersion, TensorAttr};
@@ -22,15 +23,18 @@ use crate::driver::loader;
 use crate::error::{Error, Result};
 use crate::rockchip::caps;
 
-use self::lock::Taken;
+use self::lock::Nodes;
 use self::memory::TensorMemory;
 pub use self::memory::{Memory, MemoryView};
+pub use self::turn::Turn;
+use self::turn::{Leftover, Turns};
 
 pub mod lock;
 mod memory;
 pub mod neighbour;
 pub mod process;
 mod traced;
+mod turn;
 
 /// Owner of the functions in the table.
 #[derive(Debug)]
@@ -46,10 +50,11 @@ enum Provider {
 #[derive(Debug)]
 pub struct Rknn {
     api: Api,
-    /// Shared by runs, exclusive for every other call.
-    calls: RwLock<()>,
-    /// The NPU, while it is this process's.
-    taken: Mutex<Option<Taken>>,
+    turns: Turns,
+    /// The longest wait for the turn.
+    patience: Duration,
+    /// Objects of the library that are freed with the next turn, in this order.
+    leftovers: Mutex<Vec<Leftover>>,
     provider: Provider,
 }
 
@@ -66,8 +71,9 @@ impl Rknn {
         let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, &name, symbol)) }?;
         Ok(Arc::new(Self {
             api: traced::traced(api),
-            calls: RwLock::default(),
-            taken: Mutex::default(),
+            turns: Turns::new(Nodes::Machine),
+            patience: lock::PATIENCE,
+            leftovers: Mutex::default(),
             provider: Provider::Library(library),
         }))
     }
@@ -77,66 +83,38 @@ impl Rknn {
     /// # Errors
     /// `StandIn` if too many of them run in this process.
     pub fn simulate(options: sim::Options) -> Result<Arc<Self>> {
+        Self::simulate_with(options, lock::PATIENCE)
+    }
+
+    /// As [`Self::simulate`], with another limit for waits for the turn.
+    ///
+    /// # Errors
+    /// As for [`Self::simulate`].
+    pub fn simulate_with(options: sim::Options, patience: Duration) -> Result<Arc<Self>> {
+        let nodes = (options.node.clone()).map_or(Nodes::Private, Nodes::File);
         let machine = sim::start(options).map_err(|error| Error::StandIn {
             library: "librknnrt",
             reason: error.to_string(),
         })?;
         Ok(Arc::new(Self {
             api: traced::traced(machine.api()),
-            calls: RwLock::default(),
-            taken: Mutex::default(),
+            turns: Turns::new(nodes),
+            patience,
+            leftovers: Mutex::default(),
             provider: Provider::StandIn(machine),
         }))
     }
 
-    /// Takes the NPU for this process, unless it has it, and waits for at most `patience` while another process has it.
-    ///
-    /// # Errors
-    /// `Busy`.
-    pub fn take(&self, patience: Duration) -> Result<()> {
-        lock::within(patience, || {
-            let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-            if taken.is_none() {
-                *taken = Some(match self.provider {
-                    Provider::Library(_) => lock::take_npu()?,
-                    Provider::StandIn(_) => Taken::default(),
-                });
-            }
-            Ok(())
-        })
-    }
-
-    /// Lets other processes take the NPU. Nothing of it may be open.
-    pub(super) fn give_back(&self) {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(taken) = taken.take() {
-            taken.give_back();
-        }
-    }
-
-    /// Returns `true` while the NPU is this process's.
-    #[must_use]
-    pub fn is_taken(&self) -> bool {
-        (self.taken.lock())
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_some()
-    }
-
-    /// Calls the library while no other thread does, and while nothing runs.
+    /// Calls the library while no other thread does, and while nothing runs, here or in another process.
     ///
     /// SOURCE: airockchip/rknn-toolkit2 issue 533 (2.3.2, driver 0.9.6): memory that one thread makes or frees while another
     /// one runs ends in failed submissions, lockups and kernel panics. rk-llama.cpp, too, has only runs side by side.
-    fn alone<T>(&self, call: impl FnOnce(&Api) -> T) -> T {
-        let _alone = self.calls.write().unwrap_or_else(PoisonError::into_inner);
-        call(&self.api)
-    }
-
-    /// Keeps all calls but runs out of the library. A thread that has this must only run.
-    #[must_use]
-    pub fn runs(&self) -> Runs<'_> {
-        Runs {
-            _shared: self.calls.read().unwrap_or_else(PoisonError::into_inner),
-        }
+    ///
+    /// # Errors
+    /// As for [`Self::turn`].
+    fn alone<T>(&self, call: impl FnOnce(&Api) -> T) -> Result<T> {
+        let _turn = self.turn()?;
+        Ok(call(&self.api))
     }
 
     /// Returns the stand-in, if this is one.
@@ -147,12 +125,6 @@ impl Rknn {
             Provider::Library(_) => None,
         }
     }
-}
-
-/// Time in which only runs are under way.
-#[derive(Debug)]
-pub struct Runs<'a> {
-    _shared: RwLockReadGuard<'a, ()>,
 }
 
 /// A run that takes so long has met the driver's time-out if it fails.
@@ -232,7 +204,7 @@ impl Context {
             // SAFETY: three valid pointers to structs of the vendor's layout (asserted in `ffi`), alive
             // during the call.
             unsafe { (api.matmul_create)(&raw mut handle, &raw mut info, &raw mut *attr) }
-        });
+        })?;
         let call = "rknn_matmul_create";
         check_with_room(call, code, false, || describe(&info)).map_err(|error| {
             // The library may have any code for this: it is told by what the process has left.
@@ -253,7 +225,7 @@ impl Context {
         };
         if let Some(mask) = mask {
             // SAFETY: the handle is that of a live context.
-            let code = rknn.alone(|api| unsafe { (api.matmul_set_core_mask)(handle, mask) });
+            let code = rknn.alone(|api| unsafe { (api.matmul_set_core_mask)(handle, mask) })?;
             check("rknn_matmul_set_core_mask", code, || describe(&info))?;
         }
         Ok(context)
@@ -317,7 +289,7 @@ impl Context {
         let code = self.rknn.alone(|api| {
             // SAFETY: the command is the one that fills this struct, and its size is given.
             unsafe { (api.query)(self.handle, ffi::QUERY_SDK_VERSION, to, bytes) }
-        });
+        })?;
         check("rknn_query", code, || "the library's version".into())?;
         Ok((text(&version.api_version), text(&version.drv_version)))
     }
@@ -325,11 +297,12 @@ impl Context {
     /// Computes C from A and B, which it binds.
     ///
     /// # Errors
-    /// As [`Self::bind`] and [`Self::run`].
+    /// `Busy`, or as for [`Self::bind`] and [`Self::run`].
     pub fn bind_and_run(&mut self, mut operands: RunOperands) -> Result<()> {
-        self.bind(&operands)?;
         let rknn = Arc::clone(&self.rknn);
-        self.run(&rknn.runs(), &mut operands)
+        let turn = rknn.turn()?;
+        self.bind(&operands)?;
+        self.run(&turn, &mut operands)
     }
 
     /// Binds the operands of the next run.
@@ -345,14 +318,14 @@ impl Context {
         Ok(())
     }
 
-    /// Computes C from A and B.
+    /// Computes C from A and B, in a turn of this thread or of the one that waits for it.
     ///
     /// # Errors
     /// `Vendor` with the shape in it.
     ///
     /// # Panics
     /// If these operands are not those of the last [`Self::bind`].
-    pub fn run(&mut self, _runs: &Runs, operands: &mut RunOperands) -> Result<()> {
+    pub fn run(&mut self, _turn: &Turn, operands: &mut RunOperands) -> Result<()> {
         let identities = operands.memories().map(|memory| memory.identity);
         assert_eq!(self.bound, identities, "other memory than what was bound");
         self.ran = true;
@@ -381,7 +354,7 @@ impl Context {
             // SAFETY: a live context, a live rknn_tensor_mem (`Memory`), and the attribute that the
             // context itself gave.
             unsafe { (api.matmul_set_io_mem)(self.handle, memory.raw, attr) }
-        });
+        })?;
         check_with_room("rknn_matmul_set_io_mem", code, self.ran, || {
             format!(
                 "operand {} of {}",
@@ -396,12 +369,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the handle is that of a live context, and nothing uses it after this.
-        let destroy = |api: &Api| unsafe { (api.matmul_destroy)(self.handle) };
-        let code = self.rknn.alone(destroy);
-        if let Err(error) = check("rknn_matmul_destroy", code, || describe(&self.info)) {
-            log::warn!("{error}");
-        }
+        self.rknn.free(Leftover::Context(self.handle, self.info));
     }
 }
 

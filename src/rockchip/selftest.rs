@@ -160,7 +160,7 @@ fn pack(
         unreachable!("every chip takes FP16 and INT8, and rules for INT4 were checked");
     };
     let memory = npu.allocate(offset + layout.bytes())?;
-    let mut packed = memory.place(layout, offset)?;
+    let mut packed = npu.place(&memory, layout, offset)?;
     let source = RowSource {
         dtype,
         rows: &CASE.bytes[..n * K * 4],

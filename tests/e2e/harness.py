@@ -194,10 +194,11 @@ class Server:
 
 @contextmanager
 def server(model, env, *args, name="server", program=None, cwd=None):
-    """Runs llama-server on a free port; `program` is the start of its command line if it is not the one built here."""
+    """Runs llama-server on a free port, as a router if `model` is None; `program` is the start of its command line if it is not
+    the one built here."""
     port = free_port()
-    command = [*(program or [binary("llama-server")]), "-m", model, "--host", "127.0.0.1", "--port", port, "-fit", "off",
-               "--no-webui", *PLAIN_LOG, *args]
+    command = [*(program or [binary("llama-server")]), *([] if model is None else ["-m", model]), "--host", "127.0.0.1",
+               "--port", port, "-fit", "off", "--no-webui", *PLAIN_LOG, *args]
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{name}.log"
     with open(log, "w", encoding="utf-8") as out:

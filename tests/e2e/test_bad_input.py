@@ -73,6 +73,9 @@ class BadInput(Case):
     def test_vendor_library_that_is_too_old(self):
         self.check_cpu_run(device_env(GGML_RUST_NPU_SIM_API_VERSION="1.6.0"), "librknnrt", "1.6.0", "2.3.0")
 
+    def test_node_of_a_simulated_npu_that_cannot_be_made(self):
+        self.check_cpu_run(device_env(GGML_RUST_NPU_SIM_NODE="/nonexistent/npu"), "/nonexistent/npu")
+
     def test_call_that_fails_at_the_start(self):
         for fault in START_FAULTS:
             with self.subTest(fault):

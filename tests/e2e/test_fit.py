@@ -8,7 +8,7 @@ import re
 import tempfile
 from pathlib import Path
 
-import random_llama
+import random_model
 from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, device_env, listed_devices, server
 from stocked import DebianStock
 
@@ -35,7 +35,7 @@ class Fit(Case):
         super().setUpClass()
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
-        cls.random_model = random_llama.write(Path(folder.name) / "random.gguf", TRAINED)
+        cls.random_model = random_model.write(Path(folder.name) / "random.gguf", 43, embedding=512, hidden=2560, heads=8, context=TRAINED)
 
     def fitted(self, environment, *args):
         """The context that llama-fit-params has the programs use."""
@@ -104,7 +104,7 @@ class DebianFit(DebianStock):
 
     def test_a_context_that_does_not_fit_is_shortened(self):
         with tempfile.TemporaryDirectory() as folder:
-            model = random_llama.write(Path(folder) / "random.gguf", TRAINED)
+            model = random_model.write(Path(folder) / "random.gguf", 43, embedding=512, hidden=2560, heads=8, context=TRAINED)
             for chip in HEXAGON, SIMULATED:
                 with self.subTest(chip):
                     contexts = [int(re.search(r"-c (\d+)", self.run_stock(

@@ -5,10 +5,11 @@ import tempfile
 from pathlib import Path
 
 import model_file
-import random_llama
+import random_model
 from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, SIMULATED, cpu_env, device_env
 from stocked import DebianStock
 
+EMBEDDING, HIDDEN, HEADS = 512, 2560, 8
 # Hexagon packs matrices in F32 of more elements, those of the feed-forward network here.
 PACKED_FROM = 1 << 20
 
@@ -24,14 +25,13 @@ TOLERANCE = 1e-4
 # What training changes at least; one that changes nothing would have the CPU's first loss each time.
 LEARNT = 0.05
 
-
 class Training(DebianStock):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         cls.folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.folder.cleanup)
-        cls.random_model = random_llama.write(Path(cls.folder.name) / "random.gguf")
+        cls.random_model = random_model.write(Path(cls.folder.name) / "random.gguf", 43, EMBEDDING, HIDDEN, HEADS)
         cls.text = Path(cls.folder.name) / "text"
         cls.text.write_text(TEXT, encoding="utf-8")
         cls.of_cpu = {}
@@ -74,7 +74,7 @@ class Training(DebianStock):
 
     def test_hexagon(self):
         """Ended in GGML_ABORT, because packed weights lay where nothing could take the optimizer's step."""
-        self.assertGreater(random_llama.EMBEDDING * random_llama.HIDDEN, PACKED_FROM)
+        self.assertGreater(EMBEDDING * HIDDEN, PACKED_FROM)
         self.assert_trains_as_the_cpu(HEXAGON_DEVICE, HEXAGON, packed=[HEXAGON_DEVICE], GGML_RUST_NPU_SIM_COHERENCE="strict")
 
     def test_two_hexagons(self):

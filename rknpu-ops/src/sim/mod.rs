@@ -7,6 +7,7 @@
 //!                              +-> context.rs   contexts: creation, binding;  run.rs  one run
 //!                              +-> tensor_mem.rs  allocations, views, the device's own copy (strict coherence)
 //!                              +-> domain.rs    which I/O domain is attached;  traffic.rs  which calls are under way
+//!                              +-> shared.rs    machines of several processes that are one NPU
 //!                              +-> compute.rs   C = A * B over native layouts;  kernel.rs  its inner loops
 //! ```
 //!
@@ -22,6 +23,7 @@
 //!   allocation itself (not on a view) brings up to date: a missing sync shows as poison;
 //! - runs of several contexts side by side, or one call of another kind: a call that makes, binds, syncs or drops something
 //!   during a run locks the machine up;
+//! - processes with the same [`Options::node`] share one NPU: its address spaces, and one process is in a function at a time;
 //! - one run at a time in a context, no splitting of a matmul over cores;
 //! - results are wrong in memory that was not cleaned (`mem_sync` to the device) after it was made, and, with strict
 //!   coherence, in memory that the CPU wrote since;
@@ -32,6 +34,7 @@
 //! The threads that call `run` are the NPU cores: the stand-in starts none. Diagnostics go to the
 //! `log` target `librknnrt`, with the vendor's texts where they are known.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -55,6 +58,7 @@ mod fault;
 mod kernel;
 mod profile;
 mod run;
+mod shared;
 mod tensor_mem;
 mod traffic;
 
@@ -95,6 +99,8 @@ pub struct Options {
     /// `true` if weights in a view with an offset are read without it while another run is under way.
     // SOURCE: pty819/rk-llama.cpp reports wrong results of such views with two driver threads; the cause is not known.
     pub mixed_views: bool,
+    /// The file that stands for the NPU's node, for processes that share it; a machine without one is its process's alone.
+    pub node: Option<PathBuf>,
 }
 
 impl Options {
@@ -121,6 +127,7 @@ impl Options {
             run_time: Duration::ZERO,
             one_address_space: false,
             mixed_views: false,
+            node: None,
         }
     }
 
@@ -221,14 +228,27 @@ static MACHINES: Slots<ChipState> = Slots::new();
 /// Starts a simulated chip.
 ///
 /// # Errors
-/// [`StartError::NoSlot`] if [`SLOTS`] machines exist.
+/// [`StartError::NoSlot`] if [`SLOTS`] machines exist, [`StartError::Node`] if the file that stands for the node cannot be used.
 pub fn start(options: Options) -> Result<Machine, StartError> {
+    let node = (options.node.as_deref())
+        .map(|path| {
+            let opened = shared::SharedNode::open(path);
+            opened.map(Arc::new).map_err(|error| StartError::Node {
+                path: path.into(),
+                error,
+            })
+        })
+        .transpose()?;
     let state = Arc::new(ChipState {
         injector: Injector::new(options.faults.clone()),
-        mems: tensor_mem::MemoryTable::new(options.coherence, options.one_address_space),
+        mems: tensor_mem::MemoryTable::new(
+            options.coherence,
+            options.one_address_space,
+            node.clone(),
+        ),
         attachment: domain::Attachment::new(options.domain_patience),
         contexts: AtomicUsize::new(0),
-        traffic: traffic::Traffic::default(),
+        traffic: traffic::Traffic::new(node),
         mask_warned: AtomicBool::new(false),
         options,
     });

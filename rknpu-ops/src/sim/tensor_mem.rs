@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use memmap2::MmapRaw;
 use sim_common::poison::{poisoned, with_descriptor};
 
+use super::shared::SharedNode;
 use super::{Coherence, POISON, lock, vendor_error};
 use crate::ffi::{MemSync, TensorMem, mem_flags};
 
@@ -50,7 +51,34 @@ const PAGE_BYTES: u64 = 4096;
 const OFFSET_ALIGN: usize = 16;
 
 /// Bytes in use in each I/O domain.
-type Usage = [AtomicU64; DOMAINS];
+#[derive(Debug)]
+struct Usage {
+    own: [AtomicU64; DOMAINS],
+    /// The node of machines that share the domains.
+    node: Option<Arc<SharedNode>>,
+}
+
+impl Usage {
+    /// Returns the bytes in use, also by machines of other processes.
+    fn of(&self, domain: usize) -> u64 {
+        let others = self.node.as_ref().map(|node| node.used_by_others(domain));
+        self.own[domain].load(Ordering::Relaxed) + others.unwrap_or(0)
+    }
+
+    fn add(&self, domain: usize, bytes: u64) {
+        self.own[domain].fetch_add(bytes, Ordering::Relaxed);
+        if let Some(node) = &self.node {
+            node.charge(domain, |used| used + bytes);
+        }
+    }
+
+    fn give_back(&self, domain: usize, bytes: u64) {
+        self.own[domain].fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(node) = &self.node {
+            node.charge(domain, |used| used - bytes);
+        }
+    }
+}
 
 /// An allocation.
 #[derive(Debug)]
@@ -81,7 +109,7 @@ impl DeviceAllocation {
             Coherence::Relaxed => None,
             Coherence::Strict => Some(RwLock::new(poisoned(map.len(), POISON)?)),
         };
-        usage[domain].fetch_add(charged, Ordering::Relaxed);
+        usage.add(domain, charged);
         Ok(Self {
             file,
             map,
@@ -135,7 +163,7 @@ impl DeviceAllocation {
 
 impl Drop for DeviceAllocation {
     fn drop(&mut self) {
-        self.usage[self.domain].fetch_sub(self.charged, Ordering::Relaxed);
+        self.usage.give_back(self.domain, self.charged);
     }
 }
 
@@ -285,11 +313,18 @@ pub(super) struct MemoryTable {
 }
 
 impl MemoryTable {
-    pub(super) fn new(coherence: Coherence, one_address_space: bool) -> Self {
+    pub(super) fn new(
+        coherence: Coherence,
+        one_address_space: bool,
+        node: Option<Arc<SharedNode>>,
+    ) -> Self {
         Self {
             coherence,
             one_address_space,
-            usage: Arc::new([const { AtomicU64::new(0) }; DOMAINS]),
+            usage: Arc::new(Usage {
+                own: [const { AtomicU64::new(0) }; DOMAINS],
+                node,
+            }),
             entries: Mutex::new(HashMap::new()),
         }
     }
@@ -307,10 +342,10 @@ impl MemoryTable {
         }
         let mut entries = lock(&self.entries);
         let (used, most) = if self.one_address_space {
-            let used = self.usage.iter().map(|used| used.load(Ordering::Relaxed));
+            let used = (0..DOMAINS).map(|domain| self.usage.of(domain));
             (used.sum(), u64::from(u32::MAX))
         } else {
-            (self.usage[domain].load(Ordering::Relaxed), DOMAIN_BYTES)
+            (self.usage.of(domain), DOMAIN_BYTES)
         };
         if used + u64::from(size).next_multiple_of(PAGE_BYTES) > most {
             vendor_error!("failed to allocate handle, ret -1, errno 12");

@@ -13,5 +13,6 @@ mod fault;
 mod memory;
 mod results;
 mod rules;
+mod shared;
 mod speed;
 mod traffic;

@@ -18,7 +18,7 @@ use super::weight::WeightSlice;
 use crate::error::{Error, Result};
 use crate::host_memory::RowsMut;
 use crate::rockchip::caps::{DIGITS, Precision};
-use crate::rockchip::driver::{Context, Memory, MemoryView, Rknn, RunOperands, Runs};
+use crate::rockchip::driver::{Context, Memory, MemoryView, Rknn, RunOperands, Turn};
 use crate::rockchip::layout::MAX_SEGMENTS;
 
 /// Shape of a context.
@@ -108,7 +108,7 @@ impl Core {
     }
 
     /// Step 3: the runs of a wave, beside those of other cores.
-    pub(super) fn run(&mut self, call: &CoreCall, wave: &Wave, runs: &Runs) -> Result<()> {
+    pub(super) fn run(&mut self, call: &CoreCall, wave: &Wave, turn: &Turn) -> Result<()> {
         let anchor = call.w.memory.anchor();
         let begun = Instant::now();
         for step in wave.steps(&self.chunks, call.segments()) {
@@ -116,7 +116,7 @@ impl Core {
             let Some(context) = self.contexts.get_mut((call.shape(), step.context)) else {
                 unreachable!("`prepare` makes as many contexts as are kept at least");
             };
-            context.run(runs, &mut call.operands(step, c))?;
+            context.run(turn, &mut call.operands(step, c))?;
         }
         self.ran += begun.elapsed();
         Ok(())

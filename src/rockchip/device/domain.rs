@@ -7,7 +7,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use rknpu_ops::ffi::MatmulInfo;
 
@@ -16,13 +15,13 @@ use crate::host_memory::system_memory;
 use crate::rockchip::caps;
 use crate::rockchip::caps::Precision;
 use crate::rockchip::device::NAME;
-use crate::rockchip::driver::{Context, Memory, Rknn};
+use crate::rockchip::driver::{Context, Memory, Rknn, Turn};
 
 /// All address spaces of the device.
 #[derive(Debug)]
 pub(super) struct Domains {
     rknn: Arc<Rknn>,
-    /// Those in use so far, in order.
+    /// Those in use so far, in order. A thread that has this locked has the turn, or does not ask for it.
     begun: Mutex<Vec<BegunDomain>>,
     limit: AtomicUsize,
 }
@@ -73,20 +72,30 @@ impl Domains {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Ends all address spaces and lets other processes have the NPU, if nothing of it is in use.
-    pub(super) fn rest(&self) {
+    /// Ends all address spaces and gives the place at the NPU back, if nothing of it is in use.
+    pub(super) fn rest(&self, turn: &Turn) {
         let mut begun = self.lock();
         if begun.iter().all(|it| Arc::strong_count(&it.anchor) == 1) {
             begun.clear();
-            self.rknn.give_back();
+            turn.leave();
         }
     }
 
-    /// Allocates from the first address space that has room, after taking the NPU again if need be.
+    /// Allocates from the first address space that has room, in a turn of this thread.
+    ///
+    /// Memory of other processes is in the same spaces: if there are any, a lack of it proves nothing about a space.
     pub(super) fn allocate(&self, bytes: usize) -> Result<(Memory, Share)> {
         let mut begun = self.lock();
-        // Another thread may have given it back.
-        self.rknn.take(Duration::ZERO)?;
+        let before = begun.len();
+        let allocated = self.allocate_in(&mut begun, bytes);
+        if allocated.is_err() {
+            begun.truncate(before.max(1));
+        }
+        allocated
+    }
+
+    fn allocate_in(&self, begun: &mut Vec<BegunDomain>, bytes: usize) -> Result<(Memory, Share)> {
+        let has_company = self.rknn.has_company();
         let mut shortage = None;
         for index in 0..self.limit.load(Ordering::Relaxed) {
             if index == begun.len() {
@@ -106,7 +115,7 @@ impl Domains {
             let memory = match Memory::new(&domain.anchor, bytes) {
                 Ok(memory) => memory,
                 // The library may have less room in a space than is reckoned here; an empty one has as much as any.
-                Err(error @ Error::OutOfMemory { .. }) if used > 0 => {
+                Err(error @ Error::OutOfMemory { .. }) if used > 0 || has_company => {
                     shortage = Some(error);
                     continue;
                 }

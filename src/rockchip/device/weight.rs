@@ -60,11 +60,11 @@ impl WeightMemory {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes views of the blocks of a weight at `offset`; nothing is packed yet.
+    /// Makes views of the blocks of a weight at `offset`, in a turn of this thread; nothing is packed yet.
     ///
     /// # Errors
     /// `OutOfMemory` from the library.
-    pub fn place(&self, layout: WeightLayout, offset: usize) -> Result<PackedWeights> {
+    pub(super) fn place(&self, layout: WeightLayout, offset: usize) -> Result<PackedWeights> {
         let memory = self.lock();
         let blocks = (0..layout.slices * layout.blocks_per_slice())
             .map(|block| memory.view(offset + layout.block_offset(block), layout.block_bytes()))

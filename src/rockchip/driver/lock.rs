@@ -1,40 +1,204 @@
-//! The lock that keeps the NPU to one process: on the device's own nodes, which every user and
-//! every container that can use the NPU shares.
+//! Locks on the NPU's own nodes, which every user and every container that can use the NPU shares: they let several processes
+//! compute on it, one at a time.
+//!
+//! - A process has a *seat* while anything of the NPU is open in it. Seats tell processes that they are not alone.
+//! - A process has the *turn* while it is inside the library. Nothing of another process is made, bound, run or freed meanwhile.
+//! - The next one waits in the *queue*, so that a process which gives its turn back does not get it again before. A process that
+//!   is alone does not look there, which halves the system calls of a turn.
 //!
 //! SOURCE: two processes that use I/O address spaces of the NPU at once corrupt each other or panic
 //! the kernel (rk-llama.cpp's README, igou-kubernetes#869).
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+use rknpu_ops::node::{self, QUEUE, SEAT, TURN};
+
+use super::neighbour;
 use crate::error::{Error, Result};
 
 /// The file that is locked where the driver shows no node.
 const FILE: &str = "ggml-rust-npu.lock";
 
-/// The words about a lock that another process has.
-const HELD: &str = "another process holds it";
+/// The longest wait for the turn.
+// SOURCE: a run takes milliseconds; one that hangs ends with the driver's time-out after 6 s (librknnrt's in rknpu_job.c, 0.9.8).
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pause before the lock is tried again.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Pauses between two looks at a lock that another process has: the first, and the longest.
+const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_micros(500)];
 
-/// The NPU, for as long as this lives. The default has no lock: a stand-in is its process's alone.
-#[derive(Debug, Default)]
-pub struct Taken {
-    files: Vec<File>,
+/// The time after which a process looks for others again: for so long it may get the turn before a new one that waits.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The nodes that an NPU has.
+#[derive(Clone, Debug)]
+pub enum Nodes {
+    /// Those that the kernel shows.
+    Machine,
+    /// A file in place of a node, for stand-ins of several processes.
+    File(PathBuf),
+    /// None: the NPU is its process's alone.
+    Private,
 }
 
-impl Taken {
-    /// Lets other processes take the NPU. Closing the files alone would not while a process that was forked has them, too.
-    pub(super) fn give_back(self) {
-        for file in self.files {
-            if let Err(error) = file.unlock() {
-                log::debug!("the lock on the NPU: {error}");
+/// The place of a process at the NPU: its open nodes. Dropping it gives everything back.
+#[derive(Debug)]
+pub struct Seat {
+    nodes: Vec<(PathBuf, File)>,
+    /// The time of the last look for other processes, if there were none.
+    alone: Mutex<Option<Instant>>,
+}
+
+impl Seat {
+    /// Opens the nodes.
+    ///
+    /// # Errors
+    /// `Busy` if no node can be opened or locked.
+    pub fn take(nodes: &Nodes) -> Result<Self> {
+        match nodes {
+            Nodes::Machine => take(&Places::system()),
+            Nodes::File(path) => {
+                let file = open(path, 0).map_err(|error| busy(path, error.to_string()))?;
+                Self::of(vec![(path.clone(), file)])
+            }
+            Nodes::Private => Self::of(Vec::new()),
+        }
+    }
+
+    fn of(nodes: Vec<(PathBuf, File)>) -> Result<Self> {
+        let seat = Self {
+            nodes,
+            alone: Mutex::default(),
+        };
+        for (path, file) in &seat.nodes {
+            // It is only ever shared.
+            node::share(file, SEAT).map_err(|error| busy(path, error.to_string()))?;
+        }
+        Ok(seat)
+    }
+
+    /// Returns `true` if another process has a seat.
+    #[must_use]
+    pub fn has_company(&self) -> bool {
+        (self.nodes.iter()).any(|(_, file)| node::is_locked(file, SEAT).unwrap_or(true))
+    }
+
+    /// Returns the names of the other processes that have a seat, as far as this user may see them.
+    #[must_use]
+    pub fn company(&self) -> Option<String> {
+        let paths: Vec<PathBuf> = self.nodes.iter().map(|(path, _)| path.clone()).collect();
+        let names = neighbour::with_lock(&paths, SEAT);
+        (!names.is_empty()).then(|| names.join(", "))
+    }
+
+    /// Takes the turn, and waits for at most `patience` while other processes have it.
+    ///
+    /// # Errors
+    /// `Busy` with the name of the process that has it, if this user may see it.
+    pub fn begin_turn(&self, patience: Duration) -> Result<()> {
+        if self.was_alone() && self.lock(&[TURN], Duration::ZERO).is_ok() {
+            return Ok(());
+        }
+        self.lock(&[QUEUE, TURN], patience)?;
+        self.unlock(&[QUEUE]);
+        Ok(())
+    }
+
+    /// Returns `true` if no other process had a seat at the last look, a short time ago.
+    fn was_alone(&self) -> bool {
+        let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if alone.is_none_or(|at| now - at > LOOK) {
+            *alone = (!self.has_company()).then_some(now);
+        }
+        alone.is_some()
+    }
+
+    /// Locks bytes of all nodes, or none.
+    fn lock(&self, bytes: &[u16], patience: Duration) -> Result<()> {
+        let mut wait = Wait::new(patience);
+        let taken = bytes.iter().try_for_each(|&byte| {
+            // In the order of their names, so that two processes never wait for each other.
+            (self.nodes.iter()).try_for_each(|(path, file)| wait.take(path, file, byte))
+        });
+        taken.inspect_err(|_| self.unlock(bytes))
+    }
+
+    /// Gives the turn back.
+    pub fn end_turn(&self) {
+        self.unlock(&[TURN]);
+    }
+
+    fn unlock(&self, bytes: &[u16]) {
+        for (path, file) in &self.nodes {
+            for &byte in bytes {
+                if let Err(error) = node::unlock(file, byte) {
+                    log::debug!("the lock on {}: {error}", path.display());
+                }
             }
         }
+    }
+}
+
+impl Drop for Seat {
+    /// Closing the files alone would give nothing back while a process that was forked has them, too.
+    fn drop(&mut self) {
+        self.unlock(&[TURN, QUEUE, SEAT]);
+    }
+}
+
+/// A wait for locks, with a limit for all of them together.
+struct Wait {
+    patience: Duration,
+    begun: Option<Instant>,
+    pause: Duration,
+}
+
+impl Wait {
+    fn new(patience: Duration) -> Self {
+        Self {
+            patience,
+            begun: None,
+            pause: PAUSES[0],
+        }
+    }
+
+    /// Locks a byte.
+    ///
+    /// # Errors
+    /// `Busy`.
+    fn take(&mut self, path: &Path, file: &File, byte: u16) -> Result<()> {
+        loop {
+            match node::lock(file, byte) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => return Err(busy(path, error.to_string())),
+            }
+            // The kernel's own wait has no limit.
+            let begun = *self.begun.get_or_insert_with(Instant::now);
+            if begun.elapsed() >= self.patience {
+                return Err(busy(path, self.holder(path)));
+            }
+            std::thread::sleep(self.pause);
+            self.pause = (self.pause * 2).min(PAUSES[1]);
+        }
+    }
+
+    fn holder(&self, path: &Path) -> String {
+        if self.patience.is_zero() {
+            return "another process uses it".into();
+        }
+        let paths = [path.to_path_buf()];
+        let mut names = [TURN, QUEUE]
+            .into_iter()
+            .flat_map(|byte| neighbour::with_lock(&paths, byte));
+        let name = names.next();
+        let name = name.as_deref().unwrap_or("another process");
+        format!("{name} has used it for {:?} without a pause", self.patience)
     }
 }
 
@@ -63,30 +227,6 @@ impl Places<'_> {
     }
 }
 
-/// Takes the NPU for this process.
-///
-/// # Errors
-/// `Busy` if another process has it, or if no node of it can be opened.
-pub fn take_npu() -> Result<Taken> {
-    take(&Places::system())
-}
-
-/// Calls `attempt` until it does not fail because another process has the NPU, but for no longer than `patience`.
-///
-/// # Errors
-/// Those of the last call.
-pub fn within<T>(patience: Duration, attempt: impl Fn() -> Result<T>) -> Result<T> {
-    let begun = Instant::now();
-    loop {
-        match attempt() {
-            Err(Error::Busy { reason, .. }) if reason == HELD && begun.elapsed() < patience => {
-                std::thread::sleep(PAUSE);
-            }
-            answer => return answer,
-        }
-    }
-}
-
 /// Returns a node of the NPU, if the kernel shows one.
 #[must_use]
 pub fn npu_node() -> Option<PathBuf> {
@@ -106,22 +246,21 @@ pub fn npu_uevent() -> Option<String> {
     fs::read_to_string(places.drm_class.join(name).join("device/uevent")).ok()
 }
 
-fn take(places: &Places) -> Result<Taken> {
+fn take(places: &Places) -> Result<Seat> {
     let nodes = nodes(places);
     if nodes.is_empty() {
-        let file = lock_file(&places.run)?;
-        return Ok(Taken { files: vec![file] });
+        return Seat::of(vec![lock_file(&places.run)?]);
     }
     // A user may be in one of the groups of the nodes only, so each node that opens is locked.
-    let mut files = Vec::new();
+    let mut opened = Vec::new();
     let mut refused = None;
     for node in &nodes {
         match open(node, 0) {
-            Ok(file) => files.push(lock(file, node)?),
+            Ok(file) => opened.push((node.clone(), file)),
             Err(error) => refused = Some((node, error)),
         }
     }
-    if let (Some((node, error)), true) = (refused, files.is_empty()) {
+    if let (Some((node, error)), true) = (refused, opened.is_empty()) {
         let hint = match error.kind() {
             ErrorKind::PermissionDenied => " (groups video and render have access)",
             _ => "",
@@ -130,13 +269,16 @@ fn take(places: &Places) -> Result<Taken> {
     }
     let mounts = fs::read_to_string(places.mountinfo).unwrap_or_default();
     if let Some(kind) = mounted_as(&mounts, &nodes[0]).filter(|kind| *kind != "devtmpfs") {
-        log::warn!(
-            "{} is this container's own copy (on {kind}): the lock on it does not keep out other containers; share \
-             the host's folder instead (docker run -v /dev/dri:/dev/dri)",
-            nodes[0].display()
-        );
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            log::warn!(
+                "{} is this container's own copy (on {kind}): the lock on it does not keep out other containers; share \
+                 the host's folder instead (docker run -v /dev/dri:/dev/dri)",
+                nodes[0].display()
+            );
+        });
     }
-    Ok(Taken { files })
+    Seat::of(opened)
 }
 
 /// Returns the nodes of the NPU: those of DRM whose driver is rknpu, or the one of a driver that
@@ -166,33 +308,27 @@ fn nodes(places: &Places) -> Vec<PathBuf> {
 fn open(path: &Path, flags: i32) -> io::Result<File> {
     File::options()
         .read(true)
+        .write(true)
         .custom_flags(libc::O_NONBLOCK | flags)
         .open(path)
 }
 
-fn lock(file: File, path: &Path) -> Result<File> {
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(busy(path, HELD.into())),
-        Err(TryLockError::Error(error)) => Err(busy(path, error.to_string())),
-    }
-}
-
-/// Locks a file in the first of `folders` that has one or takes one.
+/// Opens a file in the first of `folders` that has one or takes one.
 ///
-/// A file of another user is opened to read, which is all that a lock needs: the kernel refuses
-/// `O_CREAT` on it in a folder such as this (`fs.protected_regular`).
-fn lock_file(folders: &[PathBuf]) -> Result<File> {
+/// A file of another user is opened without `O_CREAT`, which the kernel refuses in a folder such as this
+/// (`fs.protected_regular`).
+fn lock_file(folders: &[PathBuf]) -> Result<(PathBuf, File)> {
     let mut refused = busy(Path::new(FILE), "there is no folder for it".into());
     for folder in folders {
         let path = folder.join(FILE);
         let created = || {
             let file = OpenOptions::new()
+                .read(true)
                 .write(true)
                 .create_new(true)
                 .open(&path)?;
-            // Whatever the user's umask is: others lock it, too.
-            file.set_permissions(fs::Permissions::from_mode(0o644))?;
+            // Whatever the user's umask is: others lock it, too, and a lock needs write access.
+            file.set_permissions(fs::Permissions::from_mode(0o666))?;
             Ok(file)
         };
         // Everyone may write to such a folder, so a link there leads anywhere.
@@ -207,7 +343,7 @@ fn lock_file(folders: &[PathBuf]) -> Result<File> {
             _ => Err(error),
         });
         match file {
-            Ok(file) => return lock(file, &path),
+            Ok(file) => return Ok((path, file)),
             Err(error) => refused = busy(&path, error.to_string()),
         }
     }

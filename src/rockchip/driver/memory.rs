@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rknpu_ops::ffi::{MemSync, TensorMem};
 
-use super::{Context, check};
+use super::{Context, Leftover, check};
 use crate::error::{Error, Result};
 use crate::rockchip::driver::process;
 
@@ -61,12 +61,8 @@ impl TensorMemory {
 
 impl Drop for TensorMemory {
     fn drop(&mut self) {
-        let (rknn, handle) = (&self.context.rknn, self.context.handle);
-        // SAFETY: the library returned this pointer, and nothing uses it after this.
-        let code = rknn.alone(|api| unsafe { (api.destroy_mem)(handle, self.raw) });
-        if let Err(error) = check("rknn_destroy_mem", code, || format!("{} bytes", self.bytes)) {
-            log::warn!("{error}");
-        }
+        let object = Leftover::Memory(self.context.handle, self.raw, self.bytes);
+        self.context.rknn.free(object);
     }
 }
 
@@ -83,7 +79,7 @@ impl Memory {
         let call = "rknn_create_mem";
         let size = u32::try_from(bytes).map_err(|_| Error::OutOfMemory { call, bytes })?;
         // SAFETY: the handle is that of a live context.
-        let raw = (context.rknn).alone(|api| unsafe { (api.create_mem)(context.handle, size) });
+        let raw = (context.rknn).alone(|api| unsafe { (api.create_mem)(context.handle, size) })?;
         Ok(Self(Arc::new(TensorMemory::adopt(
             context, raw, call, bytes,
         )?)))
@@ -122,7 +118,7 @@ impl Memory {
             // SAFETY: descriptor and mapping are those of a live allocation, and the range is inside
             // it.
             unsafe { (api.create_mem_from_fd)(context.handle, fd, address, size, start) }
-        });
+        })?;
         let memory = TensorMemory::adopt(context, raw, call, bytes)?;
         Ok(MemoryView {
             memory,
@@ -170,7 +166,7 @@ impl Memory {
         let code = context.rknn.alone(|api| {
             // SAFETY: a live context and the library's own rknn_tensor_mem.
             unsafe { (api.mem_sync)(context.handle, self.0.raw, mode) }
-        });
+        })?;
         check("rknn_mem_sync", code, || format!("{} bytes", self.0.bytes))
     }
 }

@@ -1,26 +1,51 @@
-//! Other processes that have a node of the NPU open: programs with another backend do not know our lock.
+//! Other processes that have a node of the NPU open, as the kernel shows them in `/proc`. Programs with another backend do not
+//! know our locks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rknpu_ops::node::SEAT;
+
 use super::lock;
 
-/// Warns of each process beside this one that has the NPU open, as far as this user may see it.
+/// A process and a node that it has open.
+#[derive(Debug)]
+struct Neighbour {
+    /// Name and number, and a word if it is stopped.
+    name: String,
+    node: PathBuf,
+    /// Bytes of the nodes that it has locked.
+    locks: Vec<u16>,
+}
+
+/// Warns of each process beside this one that has the NPU open without our locks, as far as this user may see it.
 pub fn warn() {
     let nodes = lock::npu_nodes();
-    for (process, node) in with_open(Path::new("/proc"), &nodes, std::process::id()) {
+    for process in with_open(Path::new("/proc"), &nodes) {
+        if process.locks.contains(&SEAT) {
+            continue;
+        }
         log::warn!(
-            "{process} has {} open: if it computes on the NPU, both may fail or the kernel may panic",
-            node.display()
+            "{} has {} open: if it computes on the NPU, both may fail or the kernel may panic",
+            process.name,
+            process.node.display()
         );
     }
 }
 
-/// Returns the processes but `own` that have one of `nodes` open: name and number, and the first such node.
-fn with_open(proc: &Path, nodes: &[PathBuf], own: u32) -> Vec<(String, PathBuf)> {
+/// Returns the names of the processes that have a byte of one of `nodes` locked, as far as this user may see it.
+pub(super) fn with_lock(nodes: &[PathBuf], byte: u16) -> Vec<String> {
+    let processes = with_open(Path::new("/proc"), nodes).into_iter();
+    let locked = processes.filter(|process| process.locks.contains(&byte));
+    locked.map(|process| process.name).collect()
+}
+
+/// Returns the processes but this one that have one of `nodes` open.
+fn with_open(proc: &Path, nodes: &[PathBuf]) -> Vec<Neighbour> {
     if nodes.is_empty() {
         return Vec::new();
     }
+    let own = std::process::id();
     let mut numbers: Vec<u32> = (fs::read_dir(proc).into_iter().flatten().flatten())
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|number| *number != own)
@@ -28,16 +53,47 @@ fn with_open(proc: &Path, nodes: &[PathBuf], own: u32) -> Vec<(String, PathBuf)>
     numbers.sort_unstable();
     let open = |number: u32| {
         let folder = proc.join(number.to_string());
+        let (mut node, mut locks) = (None, Vec::new());
         // Those of other users cannot be read.
-        let mut files = fs::read_dir(folder.join("fd")).ok()?.flatten();
-        let node = files.find_map(|file| {
-            let target = fs::read_link(file.path()).ok()?;
-            nodes.contains(&target).then_some(target)
-        })?;
+        for file in fs::read_dir(folder.join("fd")).ok()?.flatten() {
+            let Ok(target) = fs::read_link(file.path()) else {
+                continue;
+            };
+            if nodes.contains(&target) {
+                let info = folder.join("fdinfo").join(file.file_name());
+                locks.extend(locked_bytes(&fs::read_to_string(info).unwrap_or_default()));
+                node.get_or_insert(target);
+            }
+        }
         let name = fs::read_to_string(folder.join("comm")).unwrap_or_default();
-        Some((format!("{} ({number})", name.trim()), node))
+        let stopped = if is_stopped(&folder) { ", stopped" } else { "" };
+        Some(Neighbour {
+            name: format!("{} ({number}{stopped})", name.trim()),
+            node: node?,
+            locks,
+        })
     };
     numbers.into_iter().filter_map(open).collect()
+}
+
+/// Returns `true` if a signal or a debugger has stopped a process.
+fn is_stopped(folder: &Path) -> bool {
+    let status = fs::read_to_string(folder.join("status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    // SOURCE: proc(5): T (stopped), t (tracing stop).
+    state.is_some_and(|state| state.trim().to_lowercase().starts_with('t'))
+}
+
+/// Returns the bytes that an open file has locked, from the lines of its `fdinfo`.
+// SOURCE: proc(5), and fs/locks.c: "lock:", number, kind, ADVISORY, READ or WRITE, process, device and inode, first and last byte.
+fn locked_bytes(info: &str) -> impl Iterator<Item = u16> {
+    info.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["lock:", _, "OFDLCK", _, _, _, _, first, _] => first.parse().ok(),
+            _ => None,
+        }
+    })
 }
 
 #[cfg(test)]
@@ -46,6 +102,15 @@ mod tests {
 
     use super::*;
 
+    /// The `fdinfo` of a file with locks on bytes, as Linux 6.1 shows it.
+    fn info(bytes: &[u16]) -> String {
+        let lines = bytes
+            .iter()
+            .map(|byte| format!("lock:\t1: OFDLCK ADVISORY  READ -1 00:06:1042 {byte} {byte}\n"));
+        let rest = "pos:\t0\nflags:\t02104002\nmnt_id:\t27\nino:\t1042\n";
+        lines.fold(rest.to_owned(), |text, line| text + &line)
+    }
+
     #[test]
     fn processes_with_an_open_node_are_named_but_not_this_one() {
         let proc = tempfile::tempdir().unwrap();
@@ -53,25 +118,38 @@ mod tests {
             PathBuf::from("/dev/dri/card1"),
             PathBuf::from("/dev/dri/renderD129"),
         ];
+        let own = std::process::id().to_string();
         for (number, name, files) in [
             ("41", "rkllm\n", &["/dev/null", "/dev/dri/renderD129"][..]),
             ("7", "weston\n", &["/dev/dri/card0"]),
-            ("500", "ours\n", &["/dev/dri/card1"]),
+            (own.as_str(), "ours\n", &["/dev/dri/card1"]),
             ("9", "frigate\n", &["/dev/dri/card1", "/dev/dri/renderD129"]),
             ("self", "link\n", &["/dev/dri/card1"]),
         ] {
-            let fd = proc.path().join(number).join("fd");
+            let folder = proc.path().join(number);
+            let fd = folder.join("fd");
             fs::create_dir_all(&fd).unwrap();
+            fs::create_dir_all(folder.join("fdinfo")).unwrap();
             for (index, file) in files.iter().enumerate() {
                 symlink(file, fd.join(index.to_string())).unwrap();
             }
-            fs::write(proc.path().join(number).join("comm"), name).unwrap();
+            fs::write(folder.join("comm"), name).unwrap();
         }
-        let found = with_open(proc.path(), &nodes, 500);
-        let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["frigate (9)", "rkllm (41)"]);
-        assert_eq!(found[1].1, nodes[1]);
-        assert!(with_open(proc.path(), &[], 500).is_empty());
-        assert!(with_open(&proc.path().join("none"), &nodes, 500).is_empty());
+        let frigate = proc.path().join("9");
+        fs::write(frigate.join("fdinfo/0"), info(&[])).unwrap();
+        fs::write(frigate.join("fdinfo/1"), info(&[2, 0])).unwrap();
+        fs::write(
+            frigate.join("status"),
+            "Name:\tfrigate\nState:\tT (stopped)\n",
+        )
+        .unwrap();
+        let found = with_open(proc.path(), &nodes);
+        let names: Vec<_> = found.iter().map(|process| process.name.as_str()).collect();
+        assert_eq!(names, ["frigate (9, stopped)", "rkllm (41)"]);
+        assert_eq!(found[1].node, nodes[1]);
+        assert_eq!(found[0].locks, [2, 0]);
+        assert!(found[1].locks.is_empty());
+        assert!(with_open(proc.path(), &[]).is_empty());
+        assert!(with_open(&proc.path().join("none"), &nodes).is_empty());
     }
 }

@@ -94,11 +94,14 @@ fn add_open(lines: &mut Lines, rknn: &Arc<Rknn>, device: &RkDevice, config: &Con
     }
     let time = microseconds(began.elapsed());
     lines.add_measured("selftest.time", format!("{time:.0} us"));
-    // A self-test for which nothing could be allocated has given the NPU back.
-    if let Err(error) = rknn.take(Duration::ZERO) {
-        lines.add("measured", format!("none ({error})"));
-        return;
-    }
+    // No other process computes while times are measured.
+    let _turn = match rknn.turn() {
+        Ok(turn) => turn,
+        Err(error) => {
+            lines.add("measured", format!("none ({error})"));
+            return;
+        }
+    };
     let cores = device.npu().caps().soc.cores();
     // A chip with one core refuses a mask.
     let mask = (cores > 1).then_some(CoreMask::CORE_0);

@@ -26,9 +26,9 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Takes the NPU of a made-up system: its DRM nodes are in `folder/sys`, its device nodes in
+/// Takes a seat at the NPU of a made-up system: its DRM nodes are in `folder/sys`, its device nodes in
 /// `folder/dev`.
-fn take_in(folder: &Path) -> Result<Taken> {
+fn seat_in(folder: &Path) -> Result<Seat> {
     take(&Places {
         drm_class: &folder.join("sys"),
         dev: &folder.join("dev"),
@@ -37,40 +37,119 @@ fn take_in(folder: &Path) -> Result<Taken> {
     })
 }
 
+/// As [`seat_in`], with the turn, for which it does not wait.
+fn turn_in(folder: &Path) -> Result<Seat> {
+    let seat = seat_in(folder)?;
+    seat.begin_turn(Duration::ZERO)?;
+    Ok(seat)
+}
+
+/// A process that tries the lock of a node.
+fn is_locked(node: &Path) -> bool {
+    node::is_locked(&open(node, 0).unwrap(), TURN).unwrap()
+}
+
 /// A process that had forked could not load a second model: its child still had the lock of the first.
 #[test]
 fn a_lock_that_is_given_back_is_free_though_a_copy_of_its_file_is_open() {
     let _turn = turn();
     let folder = folder("copy");
     with_node(&folder, "card1", "RKNPU");
-    let taken = take_in(&folder).unwrap();
-    let copies: Vec<File> = (taken.files.iter())
-        .map(|file| file.try_clone().unwrap())
+    let taken = turn_in(&folder).unwrap();
+    let copies: Vec<File> = (taken.nodes.iter())
+        .map(|(_, file)| file.try_clone().unwrap())
         .collect();
-    assert!(take_in(&folder).is_err());
-    taken.give_back();
-    take_in(&folder).unwrap().give_back();
-    assert!(!copies.is_empty());
+    assert!(turn_in(&folder).is_err());
+    drop(taken);
+    let again = turn_in(&folder).unwrap();
+    assert!(!again.has_company());
+    assert_eq!(copies.len(), 1);
     fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
-fn the_npu_is_waited_for_while_another_process_has_it() {
+fn the_turn_is_waited_for_while_another_process_has_it() {
     let _turn = turn();
     let folder = folder("wait");
     with_node(&folder, "card1", "RKNPU");
-    let taken = take_in(&folder).unwrap();
+    let other = turn_in(&folder).unwrap();
     let patience = Duration::from_millis(60);
     let begun = Instant::now();
-    let refused = within(patience, || take_in(&folder)).unwrap_err();
-    assert!(refused.to_string().contains(HELD), "{refused}");
+    let seat = seat_in(&folder).unwrap();
+    let refused = seat.begin_turn(patience).unwrap_err().to_string();
+    assert!(
+        refused.contains("card1") && refused.contains("60ms"),
+        "{refused}"
+    );
     assert!(begun.elapsed() >= patience, "not waited for");
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| within(Duration::from_secs(60), || take_in(&folder)));
+        let waiting = scope.spawn(|| seat.begin_turn(Duration::from_secs(60)));
         std::thread::sleep(patience);
-        taken.give_back();
+        other.end_turn();
         assert!(waiting.join().unwrap().is_ok());
     });
+    assert!(turn_in(&folder).is_err());
+    seat.end_turn();
+    turn_in(&folder).unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Without the queue, a process that computes without a pause has the turn again before one that waits sees it free.
+#[test]
+fn processes_that_want_the_turn_all_the_time_alternate() {
+    let _turn = turn();
+    let folder = folder("fair");
+    with_node(&folder, "card1", "RKNPU");
+    with_node(&folder, "renderD129", "RKNPU");
+    let order = Mutex::new(Vec::new());
+    // The second one comes when the first one has been alone for a while.
+    let start = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        for process in 0..2 {
+            let (folder, order, start) = (&folder, &order, &start);
+            scope.spawn(move || {
+                if process == 1 {
+                    start.wait();
+                }
+                let seat = seat_in(folder).unwrap();
+                for turn in 0..50 - 10 * process {
+                    if (process, turn) == (0, 10) {
+                        start.wait();
+                    }
+                    seat.begin_turn(PATIENCE).unwrap();
+                    order.lock().unwrap().push(process);
+                    std::thread::sleep(Duration::from_millis(2));
+                    seat.end_turn();
+                }
+            });
+        }
+    });
+    let order = order.into_inner().unwrap();
+    let changes = order.windows(2).filter(|two| two[0] != two[1]).count();
+    assert!(changes > 40, "{changes} changes: {order:?}");
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_process_that_keeps_the_turn_is_named_and_one_that_dies_gives_it_back() {
+    let _turn = turn();
+    let folder = folder("dies");
+    with_node(&folder, "card1", "RKNPU");
+    let Some(program) = own_program() else { return };
+    let mut other = Other::start(Command::new(program), &folder);
+    let pid = other.process.id();
+    let seat = seat_in(&folder).unwrap();
+    assert!(seat.has_company());
+    let named = format!("({pid})");
+    assert!(seat.company().unwrap().contains(&named));
+    let limit = Duration::from_millis(20);
+    let text = seat.begin_turn(limit).unwrap_err().to_string();
+    assert!(text.contains(&named), "{text}");
+    other.process.kill().unwrap();
+    other.process.wait().unwrap();
+    seat.begin_turn(limit).unwrap();
+    assert!(!seat.has_company());
+    assert_eq!(seat.company(), None);
     fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -86,7 +165,7 @@ fn with_node(folder: &Path, name: &str, driver: &str) -> PathBuf {
     node
 }
 
-/// The child's part: takes the NPU, says so, and holds it until its input ends.
+/// The child's part: takes the turn, says so, and keeps it until its input ends.
 #[test]
 #[ignore = "a child of the other tests"]
 fn child() {
@@ -94,7 +173,7 @@ fn child() {
         println!("skipped: nothing to do without {FOLDER}");
         return;
     };
-    match take_in(&folder) {
+    match turn_in(&folder) {
         Ok(taken) => {
             println!("TAKEN");
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -194,24 +273,28 @@ fn in_namespace(setup: &str) -> Option<Command> {
     Some(command)
 }
 
-fn refusal(result: Result<Taken>) -> String {
+fn refusal(result: Result<Seat>) -> String {
     result.unwrap_err().to_string()
 }
 
 #[test]
-fn the_npu_is_taken_once_and_is_free_again_afterwards() {
+fn one_process_has_the_turn_and_the_others_have_seats() {
     let _turn = turn();
     let folder = folder("once");
     for node in [None, Some("card1")] {
         if let Some(name) = node {
             with_node(&folder, name, "RKNPU");
         }
-        let held = take_in(&folder).unwrap();
-        let text = refusal(take_in(&folder));
-        assert!(text.contains("another process holds it"), "{text}");
+        let held = turn_in(&folder).unwrap();
+        assert!(!held.has_company());
+        let text = refusal(turn_in(&folder));
+        assert!(text.contains("another process"), "{text}");
         assert!(text.contains(node.unwrap_or(FILE)), "{text}");
+        let other = seat_in(&folder).unwrap();
+        assert!(held.has_company() && other.has_company());
         drop(held);
-        take_in(&folder).unwrap();
+        assert!(!other.has_company());
+        other.begin_turn(Duration::ZERO).unwrap();
     }
     fs::remove_dir_all(folder).unwrap();
 }
@@ -221,24 +304,19 @@ fn only_nodes_of_the_npu_are_locked() {
     let _turn = turn();
     let folder = folder("nodes");
     let display = with_node(&folder, "card0", "rockchip-drm");
-    let held = open(&display, 0).unwrap();
-    held.try_lock().unwrap();
     let npu = with_node(&folder, "card1", "RKNPU");
     let render = with_node(&folder, "renderD129", "RKNPU");
     // The class has connectors as well, which have no driver.
     fs::create_dir_all(folder.join("sys/card0-HDMI-A-1/device")).unwrap();
-    let taken = take_in(&folder).unwrap();
-    for node in [&npu, &render] {
-        assert!(open(node, 0).unwrap().try_lock().is_err(), "{node:?}");
-    }
+    let taken = turn_in(&folder).unwrap();
+    assert!(is_locked(&npu) && is_locked(&render) && !is_locked(&display));
     drop(taken);
     // The driver without DRM.
     fs::remove_dir_all(folder.join("sys")).unwrap();
     let misc = folder.join("dev/rknpu");
     fs::write(&misc, "").unwrap();
-    let _taken = take_in(&folder).unwrap();
-    assert!(open(&misc, 0).unwrap().try_lock().is_err());
-    assert!(open(&npu, 0).unwrap().try_lock().is_ok());
+    let _taken = turn_in(&folder).unwrap();
+    assert!(is_locked(&misc) && !is_locked(&npu));
     fs::remove_dir_all(folder).unwrap();
 }
 
@@ -254,18 +332,14 @@ fn a_second_user_and_root_after_a_user_get_the_npu_or_one_line() {
         let Some(first) = as_user(12345) else { return };
         let first = Other::start(first, &folder);
         assert!(first.said.contains("TAKEN"), "{}", first.said);
-        let text = refusal(take_in(&folder));
-        assert!(text.contains("another process holds it"), "{text}");
+        let text = refusal(turn_in(&folder));
+        assert!(text.contains("another process"), "{text}");
         let second = Other::start(as_user(12346).unwrap(), &folder);
-        assert!(
-            second.said.contains("another process holds it"),
-            "{}",
-            second.said
-        );
+        assert!(second.said.contains("another process"), "{}", second.said);
         first.end();
         second.end();
         // The files that the first user left do not prevent another one.
-        drop(take_in(&folder).unwrap());
+        drop(turn_in(&folder).unwrap());
         let second = Other::start(as_user(12346).unwrap(), &folder);
         assert!(second.said.contains("TAKEN"), "{}", second.said);
         second.end();
@@ -301,11 +375,7 @@ fn containers_that_share_the_node_keep_each_other_out() {
         let first = Other::start(command, &folder);
         assert!(first.said.contains("TAKEN"), "{}", first.said);
         let second = Other::start(in_namespace(&bind).unwrap(), &folder);
-        assert!(
-            second.said.contains("another process holds it"),
-            "{}",
-            second.said
-        );
+        assert!(second.said.contains("another process"), "{}", second.said);
         first.end();
         second.end();
     }
@@ -332,7 +402,7 @@ fn without_a_folder_for_the_lock_there_is_one_clear_line() {
     let folder = folder("none");
     let nowhere = folder.join("nowhere");
     let text =
-        refusal(lock_file(std::slice::from_ref(&nowhere)).map(|file| Taken { files: vec![file] }));
+        refusal(lock_file(std::slice::from_ref(&nowhere)).and_then(|node| Seat::of(vec![node])));
     assert!(
         text.contains("nowhere") && text.contains("No such file"),
         "{text}"

@@ -1,11 +1,9 @@
-"""A small llama in F32 with random weights, for what needs a model of a certain shape and no sense."""
+"""Small llamas of random numbers, with a token for each byte: what they say means nothing, and is the same each time."""
 
 import array
 import random
 
 import model_file
-
-LAYERS, EMBEDDING, HIDDEN, HEADS = 2, 512, 2560, 8
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 
@@ -20,9 +18,14 @@ def vocabulary():
             "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 0}
 
 
-def write(path, context=256):
-    """Writes the model; `context` is the number of tokens that it says it was trained with."""
-    numbers, tensors = random.Random(43), {}
+def ascii_only():
+    """A request's bias against tokens that are no text: llama-server holds back what it says of those."""
+    return [[vocabulary()["tokenizer.ggml.tokens"].index(f"<0x{byte:02X}>"), False] for byte in range(128, 256)]
+
+
+def write(path, seed, embedding, hidden, heads, layers=2, context=256):
+    """Writes a llama in F32 to `path`, which is returned."""
+    numbers, tensors = random.Random(seed), {}
     entries = vocabulary()
     words = len(entries["tokenizer.ggml.tokens"])
 
@@ -34,19 +37,19 @@ def write(path, context=256):
         values = array.array("h", numbers.randbytes(2 * count))
         tensors[name] = (shape, array.array("f", (value * unit for value in values)).tobytes())
 
-    add("token_embd.weight", EMBEDDING, words)
-    add("output.weight", EMBEDDING, words)
-    add("output_norm.weight", EMBEDDING)
-    for layer in range(LAYERS):
-        add(f"blk.{layer}.attn_norm.weight", EMBEDDING)
-        add(f"blk.{layer}.ffn_norm.weight", EMBEDDING)
+    add("token_embd.weight", embedding, words)
+    add("output.weight", embedding, words)
+    add("output_norm.weight", embedding)
+    for layer in range(layers):
+        add(f"blk.{layer}.attn_norm.weight", embedding)
+        add(f"blk.{layer}.ffn_norm.weight", embedding)
         for name in "attn_q", "attn_k", "attn_v", "attn_output":
-            add(f"blk.{layer}.{name}.weight", EMBEDDING, EMBEDDING)
+            add(f"blk.{layer}.{name}.weight", embedding, embedding)
         for name in "ffn_gate", "ffn_up":
-            add(f"blk.{layer}.{name}.weight", EMBEDDING, HIDDEN)
-        add(f"blk.{layer}.ffn_down.weight", HIDDEN, EMBEDDING)
-    sizes = {"context_length": context, "embedding_length": EMBEDDING, "block_count": LAYERS, "feed_forward_length": HIDDEN,
-             "rope.dimension_count": EMBEDDING // HEADS, "attention.head_count": HEADS, "attention.head_count_kv": HEADS,
+            add(f"blk.{layer}.{name}.weight", embedding, hidden)
+        add(f"blk.{layer}.ffn_down.weight", hidden, embedding)
+    sizes = {"context_length": context, "embedding_length": embedding, "block_count": layers, "feed_forward_length": hidden,
+             "rope.dimension_count": embedding // heads, "attention.head_count": heads, "attention.head_count_kv": heads,
              "vocab_size": words, "attention.layer_norm_rms_epsilon": 1e-5}
     model_file.write(path, {"general.architecture": "llama", **{f"llama.{key}": size for key, size in sizes.items()},
                             **entries}, tensors)

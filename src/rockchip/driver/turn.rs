@@ -1,0 +1,254 @@
+//! The turn within this process: one thread at a time has it, as often as it asks, and gives it back as often.
+//!
+//! Nothing that is dropped can wait for ever: if another process does not give its turn back, it is freed with the next turn.
+
+use std::marker::PhantomData;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use rknpu_ops::ffi::{MatmulCtx, MatmulInfo, TensorMem};
+
+use super::lock::{Nodes, Seat};
+use super::{Rknn, check, describe};
+use crate::error::Result;
+
+/// Everything about the turn of this process.
+#[derive(Debug)]
+pub(super) struct Turns {
+    nodes: Nodes,
+    state: Mutex<State>,
+    /// The thread that had the turn has given it back.
+    given_back: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// There is none while nothing of the NPU is open.
+    seat: Option<Arc<Seat>>,
+    /// The thread that has the turn, or waits for other processes.
+    thread: Option<ThreadId>,
+    /// Times that it has the turn.
+    depth: usize,
+    /// The seat ends with the turn.
+    leaves: bool,
+    /// The last wait for other processes has met its limit.
+    refused: bool,
+}
+
+impl Turns {
+    pub(super) fn new(nodes: Nodes) -> Self {
+        Self {
+            nodes,
+            state: Mutex::default(),
+            given_back: Condvar::new(),
+        }
+    }
+
+    /// Takes the turn for this thread, and a seat if there is none. Returns `true` if the thread did not have it.
+    ///
+    /// # Errors
+    /// `Busy` if other processes did not give it back in `patience`.
+    pub(super) fn begin(&self, patience: Duration) -> Result<bool> {
+        let this = thread::current().id();
+        let mut state = self.lock();
+        if state.thread == Some(this) {
+            state.depth += 1;
+            return Ok(false);
+        }
+        let waited = self.given_back.wait_while(state, |it| it.thread.is_some());
+        state = waited.unwrap_or_else(PoisonError::into_inner);
+        state.thread = Some(this);
+        let seat = state.seat.clone();
+        drop(state);
+        let seat = seat.map_or_else(|| Seat::take(&self.nodes).map(Arc::new), Ok);
+        let begun = seat.and_then(|seat| seat.begin_turn(patience).map(|()| seat));
+        let mut state = self.lock();
+        state.refused = begun.is_err();
+        match begun {
+            Ok(seat) => {
+                (state.seat, state.depth) = (Some(seat), 1);
+                Ok(true)
+            }
+            Err(error) => {
+                self.release(state);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends one [`Self::begin`].
+    fn end(&self) {
+        let mut state = self.lock();
+        state.depth -= 1;
+        if state.depth > 0 {
+            return;
+        }
+        if std::mem::take(&mut state.leaves) {
+            state.seat = None;
+        } else if let Some(seat) = &state.seat {
+            seat.end_turn();
+        }
+        self.release(state);
+    }
+
+    fn release(&self, mut state: MutexGuard<State>) {
+        state.thread = None;
+        drop(state);
+        self.given_back.notify_one();
+    }
+
+    /// Gives the seat back together with the turn.
+    pub(super) fn leave(&self) {
+        self.lock().leaves = true;
+    }
+
+    /// Returns the seat, if there is one.
+    pub(super) fn seat(&self) -> Option<Arc<Seat>> {
+        self.lock().seat.clone()
+    }
+
+    /// Returns `true` if the last wait for other processes has met its limit.
+    pub(super) fn was_refused(&self) -> bool {
+        self.lock().refused
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Time in which no other process, and no other thread, makes, binds, runs or frees anything of the NPU.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    rknn: &'a Rknn,
+    /// A turn is that of its thread.
+    _not_send: PhantomData<MutexGuard<'static, ()>>,
+}
+
+impl<'a> Turn<'a> {
+    /// The turn that this thread has begun.
+    pub(super) fn of(rknn: &'a Rknn) -> Self {
+        Self {
+            rknn,
+            _not_send: PhantomData,
+        }
+    }
+
+    /// Gives the place at the NPU back with the turn. Nothing of it may be open.
+    pub fn leave(&self) {
+        self.rknn.turns.leave();
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.rknn.turns.end();
+    }
+}
+
+/// An object of the library.
+#[derive(Debug)]
+pub(super) enum Leftover {
+    /// Of a shape.
+    Context(MatmulCtx, MatmulInfo),
+    /// Of as many bytes.
+    Memory(MatmulCtx, *mut TensorMem, usize),
+}
+
+// SAFETY: the library has no thread of its own for an object; it is called by one thread at a time (`Rknn::alone`).
+unsafe impl Send for Leftover {}
+
+impl Rknn {
+    /// Takes the turn for this thread, which keeps other processes and other threads out of the library. Each wait for other
+    /// processes has a limit. A thread that has the turn may take it again.
+    ///
+    /// A thread that waits for the turn must hold no lock that one with the turn asks for.
+    ///
+    /// # Errors
+    /// `Busy` if another process did not give it back in time, or if no node of the NPU can be opened.
+    pub fn turn(&self) -> Result<Turn<'_>> {
+        self.turn_within(self.patience)
+    }
+
+    /// Takes the turn to free something. After a wait that met its limit, others do not wait.
+    #[must_use]
+    pub fn turn_to_free(&self) -> Option<Turn<'_>> {
+        let was_refused = self.turns.was_refused();
+        let patience = if was_refused {
+            Duration::ZERO
+        } else {
+            self.patience
+        };
+        match self.turn_within(patience) {
+            Ok(turn) => Some(turn),
+            Err(error) => {
+                if !was_refused {
+                    log::warn!("memory is freed later: {error}");
+                }
+                None
+            }
+        }
+    }
+
+    fn turn_within(&self, patience: Duration) -> Result<Turn<'_>> {
+        let is_first = self.turns.begin(patience)?;
+        let turn = Turn::of(self);
+        if is_first {
+            let leftovers = std::mem::take(&mut *self.leftovers());
+            leftovers.into_iter().for_each(|it| self.destroy(it));
+        }
+        Ok(turn)
+    }
+
+    fn leftovers(&self) -> MutexGuard<'_, Vec<Leftover>> {
+        // Nothing in here panics half-way through a change.
+        (self.leftovers.lock()).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns `true` while this process has something of the NPU open.
+    #[must_use]
+    pub fn is_seated(&self) -> bool {
+        self.turns.seat().is_some()
+    }
+
+    /// Returns `true` if other processes have something of the NPU open.
+    #[must_use]
+    pub fn has_company(&self) -> bool {
+        self.turns.seat().is_some_and(|seat| seat.has_company())
+    }
+
+    /// Returns the names of the other processes that have something of the NPU open, as far as this user may see them.
+    #[must_use]
+    pub fn company(&self) -> Option<String> {
+        self.turns.seat()?.company()
+    }
+
+    /// Frees an object of the library, now or with the next turn.
+    pub(super) fn free(&self, object: Leftover) {
+        match self.turn_to_free() {
+            Some(_turn) => self.destroy(object),
+            None => self.leftovers().push(object),
+        }
+    }
+
+    /// Frees an object, in a turn of this thread.
+    fn destroy(&self, object: Leftover) {
+        let done = match object {
+            Leftover::Context(handle, info) => {
+                // SAFETY: the handle is that of a live context, and nothing uses it after this.
+                let code = unsafe { (self.api.matmul_destroy)(handle) };
+                check("rknn_matmul_destroy", code, || describe(&info))
+            }
+            Leftover::Memory(handle, raw, bytes) => {
+                // SAFETY: the library returned this pointer, and nothing uses it after this.
+                let code = unsafe { (self.api.destroy_mem)(handle, raw) };
+                check("rknn_destroy_mem", code, || format!("{bytes} bytes"))
+            }
+        };
+        if let Err(error) = done {
+            log::warn!("{error}");
+        }
+    }
+}
