@@ -27,14 +27,14 @@ macro_rules! lanes {
     }};
 }
 
-/// Declares a portable form that has an accelerated one on x86-64. There it is a function of its own,
-/// because every kernel would contain it a second time, and code that never runs took most of the
-/// time that kernels take to compile.
+/// Declares a portable form that has an accelerated one on x86-64. It is a function of its own: every
+/// kernel would contain it many times, which took most of the time that kernels take to compile. The
+/// stand-in alone runs it.
 macro_rules! portable {
     ($(#[$attribute:meta])* fn $($rest:tt)+) => {
         $(#[$attribute])*
-        #[cfg_attr(target_arch = "x86_64", cold, inline(never))]
-        #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+        #[cfg_attr(target_arch = "x86_64", cold)]
+        #[inline(never)]
         fn $($rest)+
     };
 }

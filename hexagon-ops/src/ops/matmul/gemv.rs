@@ -327,7 +327,9 @@ pub const fn act_form(weight: WeightType) -> ActForm {
 pub type Columns = [f32; TILE_DIM];
 
 /// Calls the kernel of a weight type for `S` strips and `R` rows.
-#[inline(always)]
+// On the host, code of all types in each of its callers takes minutes to compile.
+#[cfg_attr(target_arch = "hexagon", inline(always))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(never))]
 fn dispatch<const S: usize, const R: usize>(
     panels: [&Panel<'_>; S],
     acts: [ActRow<'_>; R],
