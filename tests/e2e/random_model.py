@@ -24,7 +24,7 @@ def ascii_only():
 
 
 def write(path, seed, embedding, hidden, heads, layers=2, context=256, window=0):
-    """Writes a llama in F32 to `path`, which is returned; with `window`, a gemma3 whose first layer sees so many tokens only."""
+    """Writes a llama in F32 to `path`, which is returned; with `window`, a gemma3 whose first layer sees so many tokens."""
     numbers, tensors = random.Random(seed), {}
     entries = vocabulary()
     words = len(entries["tokenizer.ggml.tokens"])

@@ -1,5 +1,5 @@
-"""A server's life beside its requests, on a simulated device each: it sleeps and wakes, loads in each mode, changes adapters, and
-goes on from slots, checkpoints and parts of prompts that it kept."""
+"""A server's life beside its requests, on a simulated device each: it sleeps and wakes, loads in each mode, changes adapters,
+and goes on from slots, checkpoints and parts of prompts that it kept."""
 
 import json
 import random
