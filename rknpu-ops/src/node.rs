@@ -96,7 +96,6 @@ fn call(file: &File, command: c_int, range: &mut libc::flock) -> io::Result<()> 
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 mod tests {
     use super::*;
 

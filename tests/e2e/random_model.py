@@ -1,4 +1,4 @@
-"""Small llamas of random numbers, with a token for each byte: what they say means nothing, and is the same each time."""
+"""Small models of random numbers, with a token for each byte: what they say means nothing, and is the same each time."""
 
 import array
 import random
@@ -23,8 +23,8 @@ def ascii_only():
     return [[vocabulary()["tokenizer.ggml.tokens"].index(f"<0x{byte:02X}>"), False] for byte in range(128, 256)]
 
 
-def write(path, seed, embedding, hidden, heads, layers=2, context=256):
-    """Writes a llama in F32 to `path`, which is returned."""
+def write(path, seed, embedding, hidden, heads, layers=2, context=256, window=0):
+    """Writes a llama in F32 to `path`, which is returned; with `window`, a gemma3 whose first layer sees so many tokens."""
     numbers, tensors = random.Random(seed), {}
     entries = vocabulary()
     words = len(entries["tokenizer.ggml.tokens"])
@@ -41,6 +41,11 @@ def write(path, seed, embedding, hidden, heads, layers=2, context=256):
     add("output.weight", embedding, words)
     add("output_norm.weight", embedding)
     for layer in range(layers):
+        if window:
+            add(f"blk.{layer}.post_attention_norm.weight", embedding)
+            add(f"blk.{layer}.post_ffw_norm.weight", embedding)
+            for name in "attn_q_norm", "attn_k_norm":
+                add(f"blk.{layer}.{name}.weight", embedding // heads)
         add(f"blk.{layer}.attn_norm.weight", embedding)
         add(f"blk.{layer}.ffn_norm.weight", embedding)
         for name in "attn_q", "attn_k", "attn_v", "attn_output":
@@ -51,6 +56,10 @@ def write(path, seed, embedding, hidden, heads, layers=2, context=256):
     sizes = {"context_length": context, "embedding_length": embedding, "block_count": layers, "feed_forward_length": hidden,
              "rope.dimension_count": embedding // heads, "attention.head_count": heads, "attention.head_count_kv": heads,
              "vocab_size": words, "attention.layer_norm_rms_epsilon": 1e-5}
-    model_file.write(path, {"general.architecture": "llama", **{f"llama.{key}": size for key, size in sizes.items()},
-                            **entries}, tensors)
+    if window:
+        sizes |= {"attention.sliding_window": window, "attention.sliding_window_pattern": 2,
+                  "attention.key_length": embedding // heads, "attention.value_length": embedding // heads}
+    name = "gemma3" if window else "llama"
+    model_file.write(path, {"general.architecture": name, **{f"{name}.{key}": size for key, size in sizes.items()}, **entries},
+                     tensors)
     return path

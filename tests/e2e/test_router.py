@@ -1,8 +1,8 @@
 """Several processes on one NPU: llama-server as a router of two models, and two servers with a model each. Each answer is the
 one that the model gives when it has the NPU for itself.
 
-A file stands for the node of the simulated Rockchip NPU, which the processes share as on a board. The stand-in fails for good if
-two of them are in the library at once.
+A file stands for the node of the simulated Rockchip NPU, which the processes share as on a board. The stand-in fails for good
+if two of them are in the library at once.
 """
 
 import os
@@ -148,7 +148,7 @@ class TwoServers(Shared):
             self.assert_no_trouble(running)
 
     def test_a_server_that_is_stopped_in_its_turn(self):
-        """The other one's request fails after the wait for its turn. It is not out of use, and neither is the one that goes on."""
+        """The other one's request fails after the wait for its turn. Its next one works, and the stopped server's goes on."""
         want, wants = self.answers(SIMULATED), self.answers(SIMULATED, prompt=LONG, n_predict=LONG_TOKENS)
         with self.both() as (stopped, other), ThreadPoolExecutor(1) as pool:
             long = pool.submit(said, stopped, None, LONG, LONG_TOKENS)
@@ -171,14 +171,14 @@ class TwoServers(Shared):
     def test_a_server_that_is_killed_in_its_turn(self):
         want = self.answers(SIMULATED)
         env = self.env(SIMULATED)
-        with self.one_model(NAMES[1], env) as other, ThreadPoolExecutor(1) as pool:
-            with self.assertRaises((urllib.error.URLError, ConnectionError)), self.one_model(NAMES[0], env) as killed:
-                long = pool.submit(said, killed, None, LONG, LONG_TOKENS)
-                self.stop_in_turn(killed)
-                killed.process.kill()
-                killed.process.wait()
-                began = time.monotonic()
-                self.assertEqual(said(other), want[NAMES[1]])
-                self.assertLess(time.monotonic() - began, PATIENCE_S)
-                long.result()
-        self.assert_no_trouble(other)
+        with (self.one_model(NAMES[1], env) as other, ThreadPoolExecutor(1) as pool,
+              self.assertRaises((urllib.error.URLError, ConnectionError)), self.one_model(NAMES[0], env) as killed):
+            long = pool.submit(said, killed, None, LONG, LONG_TOKENS)
+            self.stop_in_turn(killed)
+            killed.process.kill()
+            killed.process.wait()
+            began = time.monotonic()
+            self.assertEqual(said(other), want[NAMES[1]])
+            self.assertLess(time.monotonic() - began, PATIENCE_S)
+            self.assert_no_trouble(other)
+            long.result()

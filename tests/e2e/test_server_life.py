@@ -1,5 +1,5 @@
-"""A server's life beside its requests, on a simulated device each: it sleeps and wakes, loads in each mode, changes adapters, and
-goes on from slots, checkpoints and parts of prompts that it kept."""
+"""A server's life beside its requests, on a simulated device each: it sleeps and wakes, loads in each mode, changes adapters,
+and goes on from slots, checkpoints and parts of prompts that it kept."""
 
 import json
 import random
@@ -111,6 +111,21 @@ class ServerLife(Case):
         with self.running(device_env(HEXAGON), "--cache-reuse", 16) as running:
             ask(running, PROMPT)
             self.check_reuse(running)
+
+    def test_checkpoints_on_hexagon(self):
+        """A model with a window has forgotten what a repeated prompt needs, and goes on from a checkpoint before its end."""
+        plain = random_model.write(self.folder / "window-F32.gguf", 8, EMBEDDING, HIDDEN, heads=4, context=1024, window=32)
+        model = models.quantize(plain, self.folder / "window.gguf", "Q8_0")
+        other_end = PROMPT + "some other words"
+        for checkpoints in 8, 0:
+            # More tokens than the cache of a window has places for.
+            with server(model, device_env(HEXAGON), *SMALL, "-b", 32, "-ub", 32, "--ctx-checkpoints", checkpoints,
+                        name=self.id()) as running:
+                running.ask(PROMPT, 300, n_probs=0)
+                again, fresh = (running.ask(other_end, 6, logit_bias=random_model.ascii_only(), cache_prompt=cached)
+                                for cached in (True, False))
+            self.assertEqual(again["timings"]["cache_n"] > len(PROMPT) // 2, checkpoints > 0, again["timings"])
+            self.assert_same_or_tied(fresh, again)
 
     def check_reuse(self, running):
         """Without its beginning, a prompt's rest is moved in the cache and not computed again."""

@@ -17,13 +17,13 @@ use crate::error::Result;
 #[derive(Debug)]
 pub(super) struct Turns {
     nodes: Nodes,
-    state: Mutex<State>,
+    state: Mutex<Holder>,
     /// The thread that had the turn has given it back.
     given_back: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Holder {
     /// There is none while nothing of the NPU is open.
     seat: Option<Arc<Seat>>,
     /// The thread that has the turn, or waits for other processes.
@@ -92,7 +92,7 @@ impl Turns {
         self.release(state);
     }
 
-    fn release(&self, mut state: MutexGuard<State>) {
+    fn release(&self, mut state: MutexGuard<Holder>) {
         state.thread = None;
         drop(state);
         self.given_back.notify_one();
@@ -113,7 +113,7 @@ impl Turns {
         self.lock().refused
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Holder> {
         // Nothing in here panics half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
