@@ -61,12 +61,7 @@ fn vector_units() -> usize {
     // typically 4.
     const MOST: usize = 10;
     const USUAL: usize = 4;
-    // SAFETY: the loader has set it, and nothing writes it.
-    let Some(units) = (unsafe { hap::qurt_hvx_get_units }) else {
-        return USUAL;
-    };
-    // SAFETY: takes no arguments.
-    let [_, contexts, ..] = unsafe { units() }.to_le_bytes();
+    let [_, contexts, ..] = hap::qurt_hvx_get_units().to_le_bytes();
     match usize::from(contexts) {
         0 => USUAL,
         contexts => contexts.min(MOST),
