@@ -181,6 +181,16 @@ fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
     result
 }
 
+/// Returns `true` if the resource manager asks for VTCM when a client with the priority of this thread waits for it. Shells of
+/// some chips (V68) lack the function that lowers a holder's priority.
+pub fn is_asked_for_vtcm() -> bool {
+    // SAFETY: the loader has set it, and nothing writes it.
+    let update = unsafe { hap::compute_resource_update_priority };
+    // SAFETY: as above.
+    let set = unsafe { hap::compute_resource_attr_set_release_callback };
+    update.is_some() && set.is_some()
+}
+
 /// Has the resource manager ask for a resource when a client with the priority of this thread waits.
 fn hold_with_low_priority(resource: c_uint) {
     // SAFETY: the loader has set it, and nothing writes it.
