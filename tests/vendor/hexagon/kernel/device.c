@@ -317,7 +317,8 @@ static int unmap(struct session *session,
       continue;
     // It may be a while until the process returns from its call; the strictest
     // time for its mapping to go is before it is asked for.
-    if (rules.vanish && __atomic_load_n(&mappings[i].unmapped, __ATOMIC_SEQ_CST)) {
+    if (rules.vanish &&
+        __atomic_load_n(&mappings[i].unmapped, __ATOMIC_SEQ_CST)) {
       note("it went before");
       session->references[i] = 0;
       drop_mapping(session, &mappings[i]);
