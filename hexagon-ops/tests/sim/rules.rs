@@ -277,8 +277,9 @@ fn freed_memory_stays_as_long_as_the_dsp_has_it() {
 /// Returns memory whose descriptor has this number.
 fn alloc_as(session: &Session, number: c_int, bytes: usize) -> Option<Memory> {
     // Other tests of this process may take the number before.
-    let found = (0..8).filter_map(|_| alloc(&session.api, bytes));
-    found.into_iter().find(|memory| memory.fd == number)
+    (0..8)
+        .filter_map(|_| alloc(&session.api, bytes))
+        .find(|memory| memory.fd == number)
 }
 
 /// As with libraries without a list of mappings, above kernels that do not compare the memory.
