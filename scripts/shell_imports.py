@@ -22,6 +22,7 @@ SKELS = ROOT / "target" / "skel"
 EM_HEXAGON = 164
 SHT_DYNSYM = 11
 SHN_UNDEF = 0
+STB_WEAK = 2
 # Architecture numbers as e_flags has them, in its lower ten bits. SOURCE: llvm/BinaryFormat/ELF.h (EF_HEXAGON_MACH).
 ARCH_MASK = 0x3FF
 
@@ -38,7 +39,8 @@ class Elf:
         mach = flags & ARCH_MASK
         self.arch = f"v{mach >> 4:x}{mach & 15:x}"
         sections = [struct.unpack_from("<10I", data, sections_at + i * entry_bytes) for i in range(count)]
-        self.imports, self.exports = set(), set()
+        # Weak imports are those that may be missing.
+        self.imports, self.weak, self.exports = set(), set(), set()
         for _, kind, _, _, offset, size, link, _, _, _ in sections:
             if kind != SHT_DYNSYM:
                 continue
@@ -47,11 +49,10 @@ class Elf:
                 name_at, _, _, info, _, section = struct.unpack_from("<IIIBBH", data, at)
                 start = strings + name_at
                 name = data[start : data.index(0, start)].decode()
-                # Weak symbols may be missing.
                 if section != SHN_UNDEF:
                     self.exports.add(name)
-                elif info >> 4 != 2:
-                    self.imports.add(name)
+                elif name:
+                    (self.weak if info >> 4 == STB_WEAK else self.imports).add(name)
 
 
 def hexagon_files(folder, pattern):
@@ -90,6 +91,8 @@ def main():
             lacks = sorted(elf.imports - shell.exports)
             missing += len(lacks)
             said = f"lacks {', '.join(lacks)}" if lacks else f"exports all {len(elf.imports)} imports"
+            weak = sorted(elf.weak - shell.exports)
+            said += f", lacks {', '.join(weak)}, which may be missing," if weak else f" and {len(elf.weak)} weak ones"
             print(f"{'FAILED' if lacks else 'OK'} {shown} ({shell.arch}, {len(shell.exports)} exports) {said} of {name}")
     if missing:
         raise Problem(f"{missing} symbols are missing: the library cannot be loaded there")

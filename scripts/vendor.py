@@ -8,7 +8,11 @@ Usage: vendor.py run ARCH PROGRAM [ARGUMENT...]     ARCH: v73 v75 v79 v81
 LOOP_RULES   strict rules, a comma list: interrupt=N and restart=N (signals in N long calls), map-failed=N (the N-th
              mapping of shared memory), votes (no power for the matrix unit), window=BYTES (what the DSP can map),
              vtcm-held=MS (another holds VTCM), any-length (mappings need not be whole pages), dma-stuck (a copy
-             of the DMA engine never finishes), workers=N (the DSP's system starts N threads beside FastRPC's own)
+             of the DMA engine never finishes), workers=N (the DSP's system starts N threads beside FastRPC's own),
+             blacklist=NAME (the DSP's loader refuses a library that imports it), no-weak (it refuses one with a weak
+             import that is missing), no-priority (the DSP's system cannot lower the priority of who has VTCM),
+             vanish (a mapping goes with the call in which the DSP unmapped it), late-unmap (what is unmapped takes
+             room until a call ends), unmap-failed=N (the N-th request to unmap fails)
 LOOP_STACK   bytes of a FastRPC thread's stack, in place of what libcdsprpc asked for
 LOOP_LOG=1   a line for each request
 """
@@ -25,6 +29,7 @@ from typing import NamedTuple
 import cases
 import models
 import project
+import shell_imports
 import vendor_parts
 from project import HEXAGON_DEVICE, LOGS, Problem, cpu_env, device_env, main_with
 from vendor_parts import Missing
@@ -73,13 +78,30 @@ def votes(follow, option, corners, awake):
     return rf"(.|\n)*{re.escape(text)}"
 
 
+def public_imports():
+    """The symbols that public unsigned libraries import: those of our table."""
+    rows = (line.split() for line in (project.ROOT / "hexagon-ops" / "tests" / "imports.txt").read_text().splitlines())
+    return {row[0] for row in rows if len(row) > 1 and row[1] in ("strong", "weak")}
+
+
+def blacklist_of_all_others(arch):
+    """The rule that refuses every symbol of the shell or of our library that is not in the table."""
+    shell = (vendor_parts.SOURCE / "dsp" / "shell.c").read_text()
+    known = set(re.findall(r"EXPORT(?:_UNUSED)?\((\w+)\),", shell))
+    library = next(vendor_parts.dsp_library(arch).glob("*.so"))
+    elf = shell_imports.Elf(library)
+    others = sorted((known | elf.imports | elf.weak) - public_imports())
+    return ",".join(f"blacklist={name}" for name in others)
+
+
 RULES = [
     Rule("second session", {"GGML_RUST_NPU_HEX_SESSIONS": "2"}, BOTH_PASSED),
     Rule("VTCM held for half a second", {"LOOP_RULES": "vtcm-held=500"}, PASSED),
     Rule("VTCM held for long", {"LOOP_RULES": "vtcm-held=600000"}, REFUSED),
     Rule("window of one page", {"LOOP_RULES": "window=4096"}, REFUSED + ".*fastrpc_mmap"),
     Rule("window that is full later", {"LOOP_RULES": "window=700000"}, REFUSED + ".*fastrpc_mmap"),
-    Rule("MAP_FAILED for the ring", {"LOOP_RULES": "map-failed=1"}, REFUSED + "rpcmem_alloc gave no memory"),
+    # It makes libcdsprpc's allocator ready once more, and asks again.
+    Rule("MAP_FAILED for the first allocation", {"LOOP_RULES": "map-failed=1"}, PASSED),
     Rule("MAP_FAILED for a buffer", {"LOOP_RULES": "map-failed=4"}, REFUSED + "rpcmem_alloc gave no memory"),
     Rule("no power for the matrix unit", {"LOOP_RULES": "votes"}, PASSED + said("vote refused: matrix unit 80000414")),
     Rule("64 KiB of stack", {"LOOP_STACK": "65536"}, REFUSED + ".*too small a stack" + said("too little stack: bytes")),
@@ -97,6 +119,14 @@ RULES = [
     Rule("low clocks", {"GGML_RUST_NPU_POWER": "saver", "LOOP_LOG": "1"}, PASSED + votes(1, 4, "2 (0 to 0)", 0)),
     Rule("calls that signals end", {"LOOP_RULES": "interrupt=2"}, PASSED),
     Rule("calls that signals restart", {"LOOP_RULES": "restart=2"}, PASSED),
+    Rule("blacklist of a symbol that is needed", {"LOOP_RULES": "blacklist=qurt_thread_create"},
+         REFUSED + r"(.|\n)*symbol qurt_thread_create is blacklisted"),
+    *(Rule(f"{arch} with a loader that refuses what is weak and missing", {"LOOP_RULES": "no-weak"}, PASSED, arch)
+      for arch in ARCHS),
+    Rule("no priorities of VTCM", {"LOOP_RULES": "no-priority", "GGML_RUST_NPU_HEX_SESSIONS": "2"}, BOTH_PASSED),
+    Rule("mappings that go with a call", {"LOOP_RULES": "vanish", "LOOP_LOG": "1"}, PASSED + r"(.|\n)*\[loop\] it went before"),
+    Rule("mapping that stays", {"LOOP_RULES": "unmap-failed=1", "LOOP_LOG": "1"}, PASSED + r"(.|\n)*\[loop\] it fails"),
+    Rule("room that comes late", {"LOOP_RULES": "late-unmap"}, PASSED),
     Rule("V73 without IEEE floats", {"LOOP_RULES": "no-ieee"}, PASSED, "v73"),
 ]
 
@@ -165,7 +195,7 @@ def self_test(tally, loop, name, arch, pattern=PASSED, **settings):
     done = loop.run(arch, [loop.host.tool, "devices", "--self-test"], timeout=180, **settings)
     where = write_log(name, done)
     ended = done.code is not None and 0 <= done.code < 128
-    right = ended and re.search(pattern, done.all, re.M) and "mappings left" not in done.log
+    right = ended and re.search(pattern, done.all, re.M) and not re.search("mappings left|is closed while", done.log)
     tally.check(right, f"vendor {name}", where)
     used, stack = done.deepest
     print(f"   {name}: deepest stack {used} of {stack} bytes", flush=True)
@@ -272,6 +302,13 @@ def check_short(tally):
     loop = unless_missing(tally, "loop", Loop, vendor_parts.debian_host)
     if loop:
         unless_missing(tally, f"{MAIN} self-test", self_test, tally, loop, f"{MAIN} self-test", MAIN)
+        unless_missing(tally, f"{MAIN} loader", check_loader, tally, loop, MAIN)
+
+
+def check_loader(tally, loop, arch):
+    """A DSP whose loader refuses all symbols that no public unsigned library imports, and weak ones that are missing."""
+    rules = f"no-weak,{blacklist_of_all_others(arch)}"
+    self_test(tally, loop, f"{arch} strictest loader", arch, LOOP_RULES=rules)
 
 
 def check_all(tally):
@@ -280,6 +317,7 @@ def check_all(tally):
         return
     for arch in ARCHS:
         unless_missing(tally, f"{arch} self-test", self_test, tally, loop, f"{arch} self-test", arch)
+        unless_missing(tally, f"{arch} loader", check_loader, tally, loop, arch)
     for rule in RULES:
         unless_missing(tally, rule.name, self_test, tally, loop, rule.name, rule.arch, rule.ends, **rule.env)
     for arch, least in ARCHS.items():

@@ -23,7 +23,7 @@
 #![cfg_attr(target_arch = "hexagon", no_std)]
 #![cfg_attr(
     target_arch = "hexagon",
-    feature(stdarch_hexagon, asm_experimental_arch, linkage)
+    feature(stdarch_hexagon, asm_experimental_arch)
 )]
 
 pub mod error;

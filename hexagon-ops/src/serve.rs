@@ -86,7 +86,7 @@ pub use detail::*;
 use kept::KeptCommands;
 pub use matmul::accepts_product;
 pub use matmul_id::{MAX_CHOICES, accepts_experts};
-pub use platform::Platform;
+pub use platform::{Platform, UNASKED_IDLE_US};
 use ring::{Corrupt, Ring};
 pub use tensor_op::{accepts, type_of};
 pub use wide_op::accepts_wide;
@@ -268,7 +268,8 @@ where
         if self.phase != Phase::Started || serve.reserved != 0 {
             return Err(ERROR_CALL);
         }
-        let result = self.read_ring(u64::from(serve.idle_us));
+        let idle_us = serve.idle_us.min(self.platform.longest_idle_us());
+        let result = self.read_ring(u64::from(idle_us));
         if !matches!(result, Ok(Exit::Idle | Exit::Later)) {
             if let Some(ring) = &self.ring {
                 ring.announce(STATE_CLOSED);

@@ -40,6 +40,7 @@
 //!
 //! When another session or program waits for VTCM, the DSP does the same after the current
 //! submission. If the last look finds commands, it returns [`ERROR_LATER`], and the host calls again.
+//! Where the DSP's system cannot say so, the call returns after 2 ms without a command.
 
 mod call;
 mod operation;

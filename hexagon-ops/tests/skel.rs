@@ -1,5 +1,5 @@
 //! Proves that the libraries for the DSP link, have the form that FastRPC's loader requires, import
-//! only symbols that the DSP offers, hold only known matrix packets, take at most 128 KiB of stack,
+//! only symbols that other unsigned libraries import, too (tests/imports.txt), hold only known matrix packets, take at most 128 KiB of stack,
 //! have the size that tests/skel.txt records to within 20 %, and neither copy nor store a qfloat
 //! value. Skipped with a printed reason without the pinned nightly or lld.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
@@ -12,42 +12,24 @@ use std::process::Command;
 use common::matrix::check_packets;
 use common::{LIBRARIES, Skip, skel};
 
-/// Symbols that the library may import.
-///
-/// SOURCE: imports of Qualcomm's prebuilt libraries, qualcomm/fastrpc test/v75, and of
-/// ggml-hexagon, whose weak functions are weak here, too; `pthread_*` and `qurt_*` (weak), exports of FastRPC's unsigned shells,
-/// scripts/shell_imports.py.
-const IMPORTS: [&str; 29] = [
-    "HAP_debug_v2",
-    "HAP_mem_available_stack",
-    "HAP_mmap",
-    "HAP_munmap",
-    "HAP_perf_get_time_us",
-    "HAP_power_set",
-    "compute_resource_acquire",
-    "compute_resource_attr_get_vtcm_ptr",
-    "compute_resource_attr_init",
-    "compute_resource_attr_set_hmx_param",
-    "compute_resource_attr_set_release_callback",
-    "compute_resource_attr_set_serialize",
-    "compute_resource_attr_set_vtcm_param",
-    "compute_resource_hmx_lock",
-    "compute_resource_hmx_unlock",
-    "compute_resource_query_VTCM",
-    "compute_resource_release",
-    "compute_resource_update_priority",
-    "pthread_attr_init",
-    "pthread_attr_setstacksize",
-    "pthread_create",
-    "pthread_join",
-    "qurt_futex_wait",
-    "qurt_futex_wake",
-    "qurt_hvx_get_units",
-    "qurt_thread_get_id",
-    "qurt_thread_get_priority",
-    "qurt_thread_set_priority",
-    "sysmon_set_dcvs_v3_protected_bus_corners",
-];
+/// The import that only libraries for V79 and later have.
+const LATE_IMPORT: &str = "sysmon_set_dcvs_v3_protected_bus_corners";
+
+/// Returns the imports that tests/imports.txt allows a library, with `true` for a weak one.
+fn allowed_imports(library: &str) -> Vec<(&'static str, bool)> {
+    let rows = include_str!("imports.txt").lines();
+    let rows = rows.filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let name = words.next()?;
+        match words.next()? {
+            "weak" => Some((name, true)),
+            "strong" => Some((name, false)),
+            _ => None,
+        }
+    });
+    rows.filter(|(name, _)| *name != LATE_IMPORT || ["v79", "v81"].contains(&library))
+        .collect()
+}
 
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
@@ -102,14 +84,31 @@ impl Elf {
             .collect()
     }
 
-    /// Names of the dynamic symbols, defined ones or not.
-    fn symbols(&self, defined: bool) -> Vec<&str> {
+    /// Names of the symbols that it exports.
+    fn exports(&self) -> Vec<&str> {
         let ((start, bytes), (names, _)) = (self.section(".dynsym"), self.section(".dynstr"));
-        let mut found: Vec<&str> = (start..start + bytes)
+        (start..start + bytes)
             .step_by(16)
             .skip(1)
-            .filter(|at| (self.half(at + 14) != 0) == defined)
+            .filter(|at| self.half(at + 14) != 0)
             .map(|at| self.text(names + self.size(at)))
+            .collect()
+    }
+
+    /// Imports, with `true` for a weak one.
+    fn imports(&self) -> Vec<(&str, bool)> {
+        const WEAK: u8 = 2;
+        let ((start, bytes), (names, _)) = (self.section(".dynsym"), self.section(".dynstr"));
+        let mut found: Vec<(&str, bool)> = (start..start + bytes)
+            .step_by(16)
+            .skip(1)
+            .filter(|at| self.half(at + 14) == 0)
+            .map(|at| {
+                (
+                    self.text(names + self.size(at)),
+                    self.0[at + 12] >> 4 == WEAK,
+                )
+            })
             .collect();
         found.sort_unstable();
         found
@@ -187,8 +186,8 @@ fn libraries_have_the_form_that_the_loader_wants() {
             elf.text(names + usize::try_from(soname).unwrap()),
             format!("libggml_rust_npu_skel_{library}.so")
         );
-        assert_eq!(elf.symbols(true), ["ggml_rust_npu_skel_handle_invoke"]);
-        assert_eq!(elf.symbols(false), IMPORTS, "{library}");
+        assert_eq!(elf.exports(), ["ggml_rust_npu_skel_handle_invoke"]);
+        assert_eq!(elf.imports(), allowed_imports(library), "{library}");
 
         let (start, bytes) = elf.section(".text");
         let words: Vec<u32> = (start..start + bytes)

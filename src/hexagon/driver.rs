@@ -10,8 +10,8 @@
 use std::ffi::{CString, c_int, c_void};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub use hexagon_ops::ffi::Domain;
@@ -47,6 +47,8 @@ enum Provider {
 pub struct FastRpc {
     api: Api,
     provider: Provider,
+    /// State of its allocator.
+    heap: Mutex<memory::Heap>,
 }
 
 fn check(call: &'static str, code: c_int, what: impl FnOnce() -> String) -> Result<()> {
@@ -102,6 +104,7 @@ impl FastRpc {
         Ok(Arc::new(Self {
             api: traced::traced(api),
             provider: Provider::Library(library),
+            heap: Mutex::default(),
         }))
     }
 
@@ -117,6 +120,7 @@ impl FastRpc {
         Ok(Arc::new(Self {
             api: traced::traced(machine.api()),
             provider: Provider::StandIn(machine),
+            heap: Mutex::default(),
         }))
     }
 

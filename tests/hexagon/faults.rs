@@ -10,7 +10,7 @@ use ggml_rust_npu::error::{Error, Result};
 use ggml_rust_npu::graph::{Op, Place};
 use ggml_rust_npu::hexagon::device::{Domain, Floats, HexNpu, Serving, SessionOptions};
 use ggml_rust_npu::hexagon::driver::FastRpc;
-use ggml_rust_npu::hexagon::{HexDevice, HexStream, Options};
+use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::reference;
 use hexagon_ops::sim::parse_faults;
 
@@ -97,8 +97,8 @@ fn a_start_that_fails_names_the_call() {
         ("remote_handle64_open:1=0x80000406", "remote_handle64_open"),
         ("remote_session_control:2=20", "remote_session_control"),
         // MAP_FAILED, and null.
-        ("rpcmem_alloc:1=-1,rpcmem_alloc2:1=-1", "rpcmem_alloc"),
-        ("rpcmem_alloc:1=2,rpcmem_alloc2:1=2", "rpcmem_alloc"),
+        ("rpcmem_alloc:1+=-1,rpcmem_alloc2:1+=-1", "rpcmem_alloc"),
+        ("rpcmem_alloc:1+=2,rpcmem_alloc2:1+=2", "rpcmem_alloc"),
         ("fastrpc_mmap:1=1", "fastrpc_mmap"),
         (
             "remote_handle64_invoke:1=0x8000040e",
@@ -119,7 +119,7 @@ fn memory_that_cannot_be_had_later_is_an_error_that_passes() {
     for _ in 0..12 {
         let tensor = w.tensor(0, Place::Packed);
         let bytes = device.packed_bytes(&tensor);
-        match ggml_rust_npu::hexagon::HexBuffer::new(&device, bytes, false) {
+        match HexBuffer::new(&device, bytes, false) {
             Ok(_) => {}
             Err(error) => {
                 assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
@@ -131,6 +131,27 @@ fn memory_that_cannot_be_had_later_is_an_error_that_passes() {
     let home = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(64);
     assert!(mul_mat(&device, &w, &home, &act, [64, 1, 1, 1]).is_ok());
+}
+
+/// Libraries that make their allocator ready themselves would forget what they have allocated.
+#[test]
+fn an_allocator_is_made_ready_once_and_only_before_its_first_allocation() {
+    let calls_of = |needs_rpcmem_init: bool, faults: &str| {
+        let mut sim = strict(75);
+        sim.needs_rpcmem_init = needs_rpcmem_init;
+        sim.faults = parse_faults(faults).unwrap();
+        let device = device_with(sim, OPTIONS).unwrap();
+        let failures = (0..40)
+            .filter(|_| HexBuffer::new(&device, 4096, false).is_err())
+            .count();
+        let machine = device.npu().rpc().stand_in().unwrap();
+        (machine.calls("rpcmem_init"), failures)
+    };
+    assert_eq!(calls_of(false, ""), (0, 0));
+    assert_eq!(calls_of(true, ""), (1, 0));
+    assert_eq!(calls_of(false, "rpcmem_alloc2:29=2"), (0, 1));
+    // One that fails for another reason is asked once more.
+    assert_eq!(calls_of(false, "rpcmem_alloc2:1=2"), (1, 0));
 }
 
 #[test]

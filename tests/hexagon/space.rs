@@ -2,14 +2,17 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ggml_rust_npu::backend::{Buffer, Content, Device, Node, Stream};
 use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::error::Error;
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::hexagon::device::Serving;
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::{DType, Format};
+use hexagon_ops::sim::parse_faults;
 
 use super::common::*;
 
@@ -174,6 +177,87 @@ fn a_full_window_of_the_system_is_made_room_in() {
     assert_eq!(machine.refusals("fastrpc_munmap"), 0);
     drop((stream, work, layers));
     assert_eq!(machine.live().mappings, 1);
+}
+
+/// The system dropped a mapping with the call in which the DSP had unmapped it, and the next one was refused.
+///
+/// - `turns`: products with each of the weights
+fn take_turns_where_mappings_vanish(serving: Serving, weights: usize, turns: usize) {
+    let mut sim = strict(73);
+    sim.address_bytes = 200 * KIB;
+    sim.vanishing_maps = true;
+    let options = Options {
+        address_bytes: Some(200 * KIB),
+        serving,
+        ..OPTIONS
+    };
+    let device = small_device(sim, options);
+    let machine = device.npu().rpc().stand_in().unwrap();
+    let mut numbers = Numbers::new(27);
+    let layers = layers(&device, &mut numbers, weights);
+    let act = numbers.floats(256);
+    for _ in 0..turns {
+        for (w, home) in &layers {
+            let have = mul_mat(&device, w, home, &act, [256, 1, 1, 1]).unwrap();
+            assert_right(&have, w, &act);
+        }
+        // The call ends, and takes mappings with it.
+        std::thread::sleep(Duration::from_millis(40));
+    }
+    drop(layers);
+    let live = machine.live();
+    assert_eq!((live.mappings, live.allocations), (1, 1));
+}
+
+#[test]
+fn what_went_with_a_call_is_announced_again() {
+    take_turns_where_mappings_vanish(Serving::Thread, 6, 5);
+}
+
+/// Here each call ends before the host takes anything back: the library lists the numbers for good, and others take their place.
+#[test]
+fn what_the_library_lists_for_good_is_announced_by_another_number() {
+    take_turns_where_mappings_vanish(Serving::Caller, 3, 4);
+}
+
+/// As qualcomm/fastrpc issue 137 tells.
+#[test]
+fn room_that_comes_late_is_waited_for() {
+    for serving in [Serving::Thread, Serving::Caller] {
+        let mut sim = strict(75);
+        sim.window_bytes = 664 * KIB + 260 * KIB;
+        sim.late_unmaps = true;
+        let options = Options { serving, ..OPTIONS };
+        let device = small_device(sim, options);
+        let mut numbers = Numbers::new(28);
+        let layers = layers(&device, &mut numbers, 6);
+        take_turns(&device, &layers, &numbers.floats(256));
+        drop(layers);
+        // As much as the window has, at once.
+        HexBuffer::new(&device, 240 * 1024, false).unwrap();
+    }
+}
+
+/// The next buffer had the number of its descriptor, by which the system finds mappings, and with it its bytes on the DSP.
+#[test]
+fn memory_whose_mapping_stays_is_not_replaced() {
+    let mut sim = strict(75);
+    sim.faults = parse_faults("fastrpc_munmap:1+=1").unwrap();
+    let device = small_device(sim, OPTIONS);
+    let machine = device.npu().rpc().stand_in().unwrap();
+    let before = machine.live();
+    let mut numbers = Numbers::new(29);
+    for kept in 1..4 {
+        let w = Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]);
+        let home = buffer_with(&device, &w, Place::Packed);
+        let act = numbers.floats(256);
+        let have = mul_mat(&device, &w, &home, &act, [256, 1, 1, 1]).unwrap();
+        assert_right(&have, &w, &act);
+        drop(home);
+        let live = machine.live();
+        assert!(live.allocations >= before.allocations + kept, "{live:?}");
+        assert_eq!(live.allocations, live.mappings, "{live:?}");
+    }
 }
 
 #[test]

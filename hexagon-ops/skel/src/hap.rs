@@ -19,10 +19,6 @@ pub struct Attributes(pub [u8; 256]);
 pub type Debug = unsafe extern "C" fn(c_int, *const c_char, c_int, *const c_char, ...);
 /// `HAP_mem_available_stack`: bytes.
 pub type AvailableStack = unsafe extern "C" fn() -> u64;
-/// `qurt_hvx_get_units`: bits 15 to 8 count the contexts of 128 bytes.
-///
-/// SOURCE: public code that uses it, apache/tvm src/runtime/hexagon/hexagon_thread_manager.cc.
-pub type VectorUnits = unsafe extern "C" fn() -> c_int;
 
 /// `sysmon_set_dcvs_v3_protected_bus_corners`: a request of `HAP_power_set`, and 1.
 ///
@@ -46,7 +42,7 @@ pub type UpdatePriority = unsafe extern "C" fn(c_uint, u16) -> c_int;
 // Optional functions: the loader leaves the ones null that its system does not have.
 //
 // SOURCE: names, as exported by unsigned FastRPC shells for V73 to V81; all are weak in public
-// code that calls them.
+// code that calls them, and nothing else is weak here (tests/imports.txt).
 unsafe extern "C" {
     /// Writes a line to the DSP's log.
     #[linkage = "extern_weak"]
@@ -54,21 +50,23 @@ unsafe extern "C" {
     /// Tells how much stack the calling thread has left.
     #[linkage = "extern_weak"]
     pub static HAP_mem_available_stack: Option<AvailableStack>;
-    /// Tells how many vector contexts there are.
-    #[linkage = "extern_weak"]
-    pub static qurt_hvx_get_units: Option<VectorUnits>;
     /// Sets the function that is called when others want the resource.
     #[linkage = "extern_weak"]
     pub static compute_resource_attr_set_release_callback: Option<SetReleaseCallback>;
     /// Sets the priority with which the resource is held.
     #[linkage = "extern_weak"]
     pub static compute_resource_update_priority: Option<UpdatePriority>;
-    /// Allows the highest clocks of the bus; from v79 on.
+    /// Allows the highest clocks of the bus. Only libraries for V79 and later import it: the shells of
+    /// older chips do not export it, and some loaders refuse what is weak and missing.
     #[linkage = "extern_weak"]
     pub static sysmon_set_dcvs_v3_protected_bus_corners: Option<ProtectedCorners>;
 }
 
 unsafe extern "C" {
+    /// Tells how many vector contexts there are: bits 15 to 8 count those of 128 bytes.
+    ///
+    /// SOURCE: public code that uses it, apache/tvm src/runtime/hexagon/hexagon_thread_manager.cc.
+    pub safe fn qurt_hvx_get_units() -> c_int;
     /// Maps shared memory: (0, bytes, protection, flags, descriptor, 0); null or -1 on failure.
     pub fn HAP_mmap(
         address: *mut c_void,

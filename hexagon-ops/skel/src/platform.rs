@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use hexagon_ops::rt::cache::{self, Access};
 use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
-use hexagon_ops::serve::{MAP_REFUSED, MAP_SIZE, Platform};
+use hexagon_ops::serve::{MAP_REFUSED, MAP_SIZE, Platform, UNASKED_IDLE_US};
 use hexagon_ops::wire::{Power, VOTES};
 
 use crate::code::BAD_STATE;
@@ -105,6 +105,14 @@ impl Platform for Dsp {
 
     fn is_vtcm_wanted(&self) -> bool {
         VTCM_WANTED.load(Ordering::Relaxed)
+    }
+
+    fn longest_idle_us(&self) -> u32 {
+        if crate::session::is_asked_for_vtcm() {
+            u32::MAX
+        } else {
+            UNASKED_IDLE_US
+        }
     }
 
     fn relax(&mut self, _polls: u32) -> Result<(), i32> {

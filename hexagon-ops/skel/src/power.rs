@@ -71,6 +71,9 @@ impl Request {
     /// Lets a vote for the bus reach corners that are kept for few programs, where there are such: from
     /// v79 on, the highest is one.
     fn allow_protected_corners(&mut self) {
+        if crate::session::ARCH < 79 {
+            return;
+        }
         // SAFETY: the loader has set it, and nothing writes it.
         let Some(allow) = (unsafe { hap::sysmon_set_dcvs_v3_protected_bus_corners }) else {
             return;

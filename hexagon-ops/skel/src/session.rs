@@ -61,12 +61,7 @@ fn vector_units() -> usize {
     // typically 4.
     const MOST: usize = 10;
     const USUAL: usize = 4;
-    // SAFETY: the loader has set it, and nothing writes it.
-    let Some(units) = (unsafe { hap::qurt_hvx_get_units }) else {
-        return USUAL;
-    };
-    // SAFETY: takes no arguments.
-    let [_, contexts, ..] = unsafe { units() }.to_le_bytes();
+    let [_, contexts, ..] = hap::qurt_hvx_get_units().to_le_bytes();
     match usize::from(contexts) {
         0 => USUAL,
         contexts => contexts.min(MOST),
@@ -184,6 +179,16 @@ fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
         log::line(c"no thread for the matrix unit", c"threads", 0);
     }
     result
+}
+
+/// Returns `true` if the resource manager asks for VTCM when a client with the priority of this thread waits for it. Shells of
+/// some chips (V68) lack the function that lowers a holder's priority.
+pub fn is_asked_for_vtcm() -> bool {
+    // SAFETY: the loader has set it, and nothing writes it.
+    let update = unsafe { hap::compute_resource_update_priority };
+    // SAFETY: as above.
+    let set = unsafe { hap::compute_resource_attr_set_release_callback };
+    update.is_some() && set.is_some()
 }
 
 /// Has the resource manager ask for a resource when a client with the priority of this thread waits.

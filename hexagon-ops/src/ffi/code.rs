@@ -47,6 +47,8 @@ codes! {
     EPRIVLEVEL = 0x15, "AEE_EPRIVLEVEL", "insufficient privileges";
     /// Not found.
     ERESOURCENOTFOUND = 0x16, "AEE_ERESOURCENOTFOUND", "resource not found";
+    /// Already in progress, or there already.
+    EALREADY = 0x1a, "AEE_EALREADY", "the library has a mapping of this file descriptor already";
     /// Bad memory pointer.
     EMEMPTR = 0x1d, "AEE_EMEMPTR", "bad memory pointer";
     /// Invalid handle.

@@ -91,5 +91,9 @@ api_table! {
     optional {
         /// As `rpcmem_alloc`, without its limit; missing in older libraries.
         rpcmem_alloc2 = "rpcmem_alloc2": unsafe extern "C" fn(c_int, u32, usize) -> *mut c_void;
+        /// Makes the allocator ready. The open library does so itself, and forgets its allocations when it is called again.
+        ///
+        /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`fastrpc_init_once`), src/rpcmem_linux.c.
+        rpcmem_init = "rpcmem_init": unsafe extern "C" fn();
     }
 }

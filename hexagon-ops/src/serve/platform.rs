@@ -7,6 +7,10 @@ use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
 use crate::wire::{Completion, VOTES};
 
+/// Idle time after which VTCM goes back where its holder is never asked for it, because it cannot hold it with a lower priority
+/// than that of those who wait: longer than the pauses between submissions of a token.
+pub const UNASKED_IDLE_US: u32 = 2000;
+
 /// The system that the command loop runs on.
 pub trait Platform {
     /// Maps shared memory by its descriptor in the host's process.
@@ -45,6 +49,12 @@ pub trait Platform {
     /// returns after the current submission.
     fn is_vtcm_wanted(&self) -> bool {
         false
+    }
+
+    /// Returns the longest time without a command after which a call of METHOD_SERVE returns, microseconds: a system that cannot
+    /// say that VTCM is wanted gets it back after [`UNASKED_IDLE_US`].
+    fn longest_idle_us(&self) -> u32 {
+        u32::MAX
     }
 
     /// Called before each command that computes. If it returns `false`, the command is answered but

@@ -45,7 +45,7 @@ fn guarded(
 fn allocate(slot: usize, symbol: &str, bytes: usize) -> *mut c_void {
     let run = || {
         let state = entered(slot, symbol)?;
-        Ok::<_, c_int>(state.memory.alloc(bytes, state.options.coherence))
+        Ok::<_, c_int>(state.memory.alloc(bytes, &state.options))
     };
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(address)) => address,
@@ -74,6 +74,13 @@ unsafe extern "C" fn rpcmem_alloc2<const SLOT: usize>(
     bytes: usize,
 ) -> *mut c_void {
     allocate(SLOT, "rpcmem_alloc2", bytes)
+}
+
+unsafe extern "C" fn rpcmem_init<const SLOT: usize>() {
+    guarded(SLOT, "rpcmem_init", |state| {
+        state.memory.init();
+        Ok(())
+    });
 }
 
 unsafe extern "C" fn rpcmem_free<const SLOT: usize>(address: *mut c_void) {
@@ -195,7 +202,7 @@ unsafe extern "C" fn fastrpc_munmap<const SLOT: usize>(
     bytes: usize,
 ) -> c_int {
     guarded(SLOT, "fastrpc_munmap", |state| {
-        state.sessions.retract(domain, fd, bytes)
+        state.sessions.retract(state, domain, fd, bytes)
     })
 }
 
@@ -214,6 +221,7 @@ fn table<const SLOT: usize>() -> Api {
         fastrpc_mmap: fastrpc_mmap::<SLOT>,
         fastrpc_munmap: fastrpc_munmap::<SLOT>,
         rpcmem_alloc2: Some(rpcmem_alloc2::<SLOT>),
+        rpcmem_init: Some(rpcmem_init::<SLOT>),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::ffi::code;
 use crate::rt::cache::Access;
 use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
-use crate::serve::{MAP_FULL, MAP_REFUSED, Platform};
+use crate::serve::{MAP_FULL, MAP_REFUSED, Platform, UNASKED_IDLE_US};
 use crate::wire::{COMPLETED, Completion, TAKEN, VOTES};
 
 /// Code that a running call returns when its session is lost.
@@ -61,6 +61,8 @@ impl Closing {
 #[derive(Debug)]
 struct Kept {
     allocation: Arc<Allocation>,
+    /// Number by which the host announced it.
+    fd: c_int,
     bytes: usize,
     charged: bool,
 }
@@ -78,11 +80,12 @@ pub(super) struct Dsp {
     votes: [i32; VOTES.len()],
     /// VTCM that the running call has.
     vtcm: Arc<Vtcm>,
+    has_priorities: bool,
     command_time: Duration,
     /// Results of [`Platform::map`], by address; an address can occur more than once.
     kept: Vec<(usize, Kept)>,
-    /// The ring's memory, and a second view of it for faults.
-    ring: Option<(Arc<Allocation>, usize)>,
+    /// The ring's memory, its bytes and its number, and a second view of it for faults.
+    ring: Option<(Arc<Allocation>, usize, c_int)>,
     start: Instant,
 }
 
@@ -103,6 +106,7 @@ impl Dsp {
             is_illegal: !state.options.ieee_float && !is_qfloat,
             votes: state.options.votes,
             vtcm: Arc::clone(&state.vtcm),
+            has_priorities: state.options.has_priorities,
             command_time: state.options.command_time,
             kept: Vec::new(),
             ring: None,
@@ -119,9 +123,9 @@ impl Dsp {
 
     /// Returns the ring if the host has unmapped it, so that an access would end a process on hardware.
     pub(super) fn unmapped_ring(&self) -> Option<Shared> {
-        let (allocation, bytes) = self.ring.as_ref()?;
+        let (allocation, bytes, fd) = self.ring.as_ref()?;
         let inside = self.process.inside();
-        let announced = inside.announced.get(&allocation.fd());
+        let announced = inside.announced.get(fd);
         let is_mapped = announced.is_some_and(|it| Arc::ptr_eq(&it.allocation, allocation));
         if is_mapped {
             return None;
@@ -132,7 +136,7 @@ impl Dsp {
     /// Writes impossible values to the DSP's counters.
     fn spoil_ring(&self) {
         let ring = self.ring.as_ref();
-        if let Some(ring) = ring.and_then(|(allocation, bytes)| allocation.ring(*bytes)) {
+        if let Some(ring) = ring.and_then(|(allocation, bytes, _)| allocation.ring(*bytes)) {
             for counter in [TAKEN, COMPLETED] {
                 ring.store(counter, ring.load(counter).wrapping_add(0x4000_0000));
             }
@@ -157,7 +161,15 @@ impl Platform for Dsp {
     }
 
     fn is_vtcm_wanted(&self) -> bool {
-        self.vtcm.is_wanted()
+        self.has_priorities && self.vtcm.is_wanted()
+    }
+
+    fn longest_idle_us(&self) -> u32 {
+        if self.has_priorities {
+            u32::MAX
+        } else {
+            UNASKED_IDLE_US
+        }
     }
 
     fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
@@ -184,6 +196,7 @@ impl Platform for Dsp {
         }
         let kept = Kept {
             allocation,
+            fd,
             bytes,
             charged,
         };
@@ -204,8 +217,9 @@ impl Platform for Dsp {
         if kept.charged {
             inside.discharge(kept.bytes);
         }
-        if let Some(announced) = inside.announced.get_mut(&kept.allocation.fd()) {
+        if let Some(announced) = inside.announced.get_mut(&kept.fd) {
             announced.mapped = announced.mapped.saturating_sub(1);
+            announced.was_unmapped = true;
         }
     }
 
@@ -218,7 +232,7 @@ impl Platform for Dsp {
             return None;
         };
         let ring = announced.allocation.ring(bytes)?;
-        self.ring = Some((Arc::clone(&announced.allocation), bytes));
+        self.ring = Some((Arc::clone(&announced.allocation), bytes, fd));
         Some(ring)
     }
 

@@ -77,3 +77,15 @@ pub unsafe extern "C" fn rpcmem_alloc2(heap: c_int, flags: u32, bytes: usize) ->
         None => std::ptr::null_mut(),
     }
 }
+
+/// Calls `rpcmem_init` of the process's machine.
+///
+/// # Safety
+/// As the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcmem_init() {
+    if let Some(init) = machine().and_then(|api| api.rpcmem_init) {
+        // SAFETY: passed on to the caller.
+        unsafe { init() };
+    }
+}

@@ -93,6 +93,14 @@ pub struct Options {
     pub vtcm_taken: u64,
     /// `true` if only one call of all handles has VTCM at a time, and learns when another one waits for it.
     pub shared_vtcm: bool,
+    /// `true` if holders of VTCM can lower their priority: without it they never learn that others wait.
+    pub has_priorities: bool,
+    /// `true` if nothing can be allocated before `rpcmem_init` was called.
+    pub needs_rpcmem_init: bool,
+    /// `true` if a mapping goes at the end of a call in which the DSP has unmapped it; the library still lists it.
+    pub vanishing_maps: bool,
+    /// `true` if what is unmapped takes room in the window until a call of METHOD_SERVE ends.
+    pub late_unmaps: bool,
     /// Shortest time that a computing command takes.
     pub command_time: std::time::Duration,
     /// `true` if commands are executed; if not, they are only answered, to time everything else.
@@ -134,6 +142,10 @@ impl Options {
             votes: [0; crate::wire::VOTES.len()],
             vtcm_taken: 0,
             shared_vtcm: false,
+            has_priorities: true,
+            needs_rpcmem_init: false,
+            vanishing_maps: false,
+            late_unmaps: false,
             command_time: std::time::Duration::ZERO,
             compute: true,
         }

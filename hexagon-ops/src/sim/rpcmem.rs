@@ -23,12 +23,14 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use memmap2::MmapRaw;
 use sim_common::poison::{poisoned, with_descriptor};
 
-use super::{Coherence, POISON, lock, vendor_error};
+use super::{Coherence, Options, POISON, lock, vendor_error};
 use crate::layout::LINE_BYTES;
 use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
@@ -56,7 +58,9 @@ struct Apart {
 /// An allocation.
 #[derive(Debug)]
 pub(super) struct Allocation {
-    file: File,
+    /// Until it is freed: then its number can be that of another allocation.
+    file: Mutex<Option<File>>,
+    fd: i32,
     host: MmapRaw,
     apart: Option<Apart>,
 }
@@ -77,11 +81,31 @@ impl Allocation {
                 seen: poisoned(bytes, POISON)?,
             }),
         };
-        Ok(Self { file, host, apart })
+        Ok(Self {
+            fd: file.as_raw_fd(),
+            file: Mutex::new(Some(file)),
+            host,
+            apart,
+        })
     }
 
     pub(super) fn fd(&self) -> i32 {
-        self.file.as_raw_fd()
+        self.fd
+    }
+
+    /// Returns `true` if a descriptor is of this memory: its own, or a duplicate.
+    fn is_behind(&self, fd: i32) -> bool {
+        let same = |file: &File| {
+            let own = file.metadata().ok()?;
+            let other = std::fs::metadata(format!("/proc/self/fd/{fd}")).ok()?;
+            Some((own.dev(), own.ino()) == (other.dev(), other.ino()))
+        };
+        self.fd == fd || lock(&self.file).as_ref().and_then(same) == Some(true)
+    }
+
+    /// Closes its descriptor.
+    fn close(&self) {
+        *lock(&self.file) = None;
     }
 
     /// Returns the bytes, whole pages.
@@ -206,17 +230,23 @@ fn lines(range: &Range<usize>, line_bytes: usize) -> Range<usize> {
 #[derive(Debug, Default)]
 pub(super) struct AllocationTable {
     allocations: Mutex<Vec<Arc<Allocation>>>,
+    /// `rpcmem_init` was called.
+    is_ready: AtomicBool,
 }
 
 impl AllocationTable {
     /// Implements `rpcmem_alloc2`. Returns null without memory, and for sizes that are not whole
     /// pages: hardware allocates these too, but cannot map them.
-    pub(super) fn alloc(&self, bytes: usize, coherence: Coherence) -> *mut c_void {
+    pub(super) fn alloc(&self, bytes: usize, options: &Options) -> *mut c_void {
+        if options.needs_rpcmem_init && !self.is_ready.load(Ordering::Acquire) {
+            vendor_error!("rpcmem_alloc: rpcmem_init was not called");
+            return std::ptr::null_mut();
+        }
         if !is_whole_pages(bytes) {
             vendor_error!("rpcmem_alloc: {bytes} bytes are not whole pages");
             return std::ptr::null_mut();
         }
-        match Allocation::new(bytes, coherence) {
+        match Allocation::new(bytes, options.coherence) {
             Ok(allocation) => {
                 let address = allocation.host.as_mut_ptr();
                 lock(&self.allocations).push(Arc::new(allocation));
@@ -229,13 +259,24 @@ impl AllocationTable {
         }
     }
 
-    /// Implements `rpcmem_free`. Sessions that have the memory mapped keep it.
+    /// Implements `rpcmem_init`, which empties the list of allocations: their memory stays, and nothing finds it any more.
+    pub(super) fn init(&self) {
+        self.is_ready.store(true, Ordering::Release);
+        let forgotten = std::mem::take(&mut *lock(&self.allocations));
+        if !forgotten.is_empty() {
+            vendor_error!("rpcmem_init: {} allocations are forgotten", forgotten.len());
+            std::mem::forget(forgotten);
+        }
+    }
+
+    /// Implements `rpcmem_free`. Sessions that have the memory mapped keep it, without its descriptor.
     pub(super) fn free(&self, address: *mut c_void) {
         let mut allocations = lock(&self.allocations);
-        let count = allocations.len();
-        allocations.retain(|allocation| allocation.addresses().start != address.addr());
-        if allocations.len() == count && !address.is_null() {
-            vendor_error!("rpcmem_free: {address:p} is not allocated");
+        let is_meant = |it: &Arc<Allocation>| it.addresses().start == address.addr();
+        match allocations.iter().position(is_meant) {
+            Some(index) => allocations.swap_remove(index).close(),
+            None if address.is_null() => {}
+            None => vendor_error!("rpcmem_free: {address:p} is not allocated"),
         }
     }
 
@@ -248,10 +289,11 @@ impl AllocationTable {
         found.map_or(-1, |allocation| allocation.fd())
     }
 
-    /// Returns the allocation with a descriptor.
+    /// Returns the allocation with a descriptor, which may be a duplicate.
     pub(super) fn find(&self, fd: i32) -> Option<Arc<Allocation>> {
         let allocations = lock(&self.allocations);
-        let found = allocations.iter().find(|allocation| allocation.fd() == fd);
+        let own = allocations.iter().find(|allocation| allocation.fd() == fd);
+        let found = own.or_else(|| allocations.iter().find(|it| it.is_behind(fd)));
         found.map(Arc::clone)
     }
 

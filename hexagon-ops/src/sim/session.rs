@@ -1,7 +1,7 @@
 //! Processes on the DSP and open handles: the order in which calls are allowed, and the modules,
 //! calls and mappings of each.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,6 +47,8 @@ pub(super) struct Announced {
     pub(super) pinned: bool,
     /// Number of times that the DSP has it mapped.
     pub(super) mapped: usize,
+    /// The DSP has unmapped it since the last call ended.
+    pub(super) was_unmapped: bool,
 }
 
 /// The part of a process that changes.
@@ -59,6 +61,10 @@ pub(super) struct Inside {
     pub(super) lost: bool,
     handles: usize,
     pub(super) announced: HashMap<c_int, Announced>,
+    /// Numbers in the library's list of mappings whose mapping the system has dropped.
+    listed: HashSet<c_int>,
+    /// Bytes of the window that are still taken by what was unmapped.
+    late_bytes: u64,
     used_bytes: u64,
 }
 
@@ -268,10 +274,15 @@ impl Sessions {
         } else {
             None
         };
-        catch_unwind(AssertUnwindSafe(|| server.invoke(call))).unwrap_or_else(|_| {
+        let is_serving = call.method == METHOD_SERVE;
+        let result = catch_unwind(AssertUnwindSafe(|| server.invoke(call))).unwrap_or_else(|_| {
             open.process.inside().lost = true;
             Err(code::dsp(code::ECPUEXCEPTION))
-        })
+        });
+        if is_serving {
+            (open.process.inside()).end_call(state.options.vanishing_maps);
+        }
+        result
     }
 
     /// Implements `remote_handle64_close`, which ends a running call.
@@ -294,6 +305,8 @@ impl Sessions {
         if inside.handles == 0 {
             // Closing the last module ends the DSP's process, which ends its mappings.
             inside.announced.clear();
+            inside.listed.clear();
+            inside.late_bytes = 0;
             inside.used_bytes = 0;
             inside.lost = false;
         }
@@ -356,12 +369,23 @@ impl Sessions {
         if inside.handles == 0 {
             return Err(code::EBADDOMAIN);
         }
-        if inside.announced.contains_key(&fd) {
-            return Err(code::EMAPALREADYPRESENT);
+        // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap_helper`): found in its list by number.
+        let is_same = |it: &Announced| Arc::ptr_eq(&it.allocation, &allocation);
+        let known = inside.announced.get(&fd).map(is_same);
+        if known == Some(true) || inside.listed.contains(&fd) {
+            vendor_error!("fastrpc_mmap: fd {fd} is in the list of mappings");
+            return Err(code::EALREADY);
+        }
+        if known == Some(false) {
+            // SOURCE: Linux drivers/misc/fastrpc.c up to 5.18 (`fastrpc_map_find`): the number alone counts, so the DSP gets the
+            // memory that had it before. Libraries without a list do not notice.
+            vendor_error!("fastrpc_mmap: fd {fd} is that of other memory, which stays mapped");
+            return Ok(());
         }
         // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap_helper`): whatever the kernel
         // says, the answer is AEE_EFAILED.
         let announced: u64 = inside.announced.values().map(|it| it.bytes as u64).sum();
+        let announced = announced + inside.late_bytes;
         if announced + bytes as u64 > state.options.window_bytes {
             vendor_error!(
                 "fastrpc_mmap: {bytes} bytes more than {announced} of {} do not fit",
@@ -379,6 +403,7 @@ impl Sessions {
                 bytes,
                 pinned,
                 mapped: 0,
+                was_unmapped: false,
             },
         );
         Ok(())
@@ -386,9 +411,21 @@ impl Sessions {
 
     /// Implements `fastrpc_munmap`. It is an assumption that it fails for memory that the DSP still
     /// uses.
-    pub(super) fn retract(&self, domain: c_int, fd: c_int, bytes: usize) -> Result<(), c_int> {
+    ///
+    /// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c: AEE_ENOSUCHMAP for what is not in the library's list; AEE_EUNSUPPORTED for
+    /// what the kernel does not know, which stays in the list.
+    pub(super) fn retract(
+        &self,
+        state: &MachineState,
+        domain: c_int,
+        fd: c_int,
+        bytes: usize,
+    ) -> Result<(), c_int> {
         let process = self.process(domain).ok_or(code::EBADPARM)?;
         let mut inside = process.inside();
+        if inside.listed.contains(&fd) {
+            return Err(code::EUNSUPPORTED);
+        }
         let announced = inside.announced.get(&fd).ok_or(code::ENOSUCHMAP)?;
         if announced.bytes != bytes {
             vendor_error!("fastrpc_munmap: {bytes} bytes of {}", announced.bytes);
@@ -403,11 +440,29 @@ impl Sessions {
             inside.discharge(bytes);
         }
         inside.announced.remove(&fd);
+        if state.options.late_unmaps {
+            inside.late_bytes += bytes as u64;
+        }
         Ok(())
     }
 }
 
 impl Inside {
+    /// Does what the system does when a call of METHOD_SERVE has ended.
+    ///
+    /// SOURCE: Linux drivers/misc/fastrpc.c (`fastrpc_put_args`): mappings whose numbers the DSP lists go; qualcomm/fastrpc issue
+    /// 137: room of what was unmapped is there later.
+    fn end_call(&mut self, vanishing: bool) {
+        self.late_bytes = 0;
+        for (fd, announced) in &mut self.announced {
+            let vanishes = std::mem::take(&mut announced.was_unmapped) && announced.mapped == 0;
+            if vanishing && vanishes {
+                self.listed.insert(*fd);
+            }
+        }
+        self.announced.retain(|fd, _| !self.listed.contains(fd));
+    }
+
     /// Reserves room in the address space. Returns `false` if there is not enough.
     pub(super) fn charge(&mut self, bytes: usize, most: u64) -> bool {
         let used = self.used_bytes.saturating_add(bytes as u64);

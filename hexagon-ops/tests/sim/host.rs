@@ -144,6 +144,11 @@ pub fn alloc_exactly(api: &Api, bytes: usize) -> *mut c_void {
     unsafe { (api.rpcmem_alloc2.unwrap())(RPCMEM_HEAP_ID_SYSTEM, RPCMEM_DEFAULT_FLAGS, bytes) }
 }
 
+pub fn init_rpcmem(api: &Api) {
+    // SAFETY: takes no address.
+    unsafe { (api.rpcmem_init.unwrap())() };
+}
+
 pub fn free(api: &Api, address: *mut c_void) {
     // SAFETY: nothing uses the memory afterwards.
     unsafe { (api.rpcmem_free)(address) };

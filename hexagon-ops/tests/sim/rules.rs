@@ -16,7 +16,7 @@ use hexagon_ops::wire::{
 
 use crate::host::{
     Memory, Session, alloc, alloc_exactly, allow_unsigned, announce, ask_for_stack, capability,
-    close, free, open, retract, session_control, start,
+    close, free, init_rpcmem, open, retract, serve, session_control, start,
 };
 
 #[test]
@@ -215,7 +215,7 @@ fn the_dsp_maps_only_what_was_announced() {
     );
     assert_eq!(
         announce(&api, CDSP_DOMAIN_ID, memory, FASTRPC_MAP_FD_DELAYED),
-        code::EMAPALREADYPRESENT
+        code::EALREADY
     );
     assert_eq!(map(&mut session, 0, memory, 8192), refused);
     assert_eq!(map(&mut session, 0, memory, 4096).0, STATUS_OK);
@@ -272,6 +272,94 @@ fn freed_memory_stays_as_long_as_the_dsp_has_it() {
     assert_eq!(unmap(&mut session, buffer), STATUS_OK);
     let (live, ring) = (machine.live(), 1);
     assert_eq!((live.allocations, live.handles), (ring, 1));
+}
+
+/// Returns memory whose descriptor has this number.
+fn alloc_as(session: &Session, number: c_int, bytes: usize) -> Option<Memory> {
+    // Other tests of this process may take the number before.
+    (0..8)
+        .filter_map(|_| alloc(&session.api, bytes))
+        .find(|memory| memory.fd == number)
+}
+
+/// As with libraries without a list of mappings, above kernels that do not compare the memory.
+#[test]
+fn a_number_that_is_used_again_has_the_memory_that_stayed_mapped() {
+    let machine = start(Options::new(75));
+    let mut session = Session::new(&machine, 75);
+    session.start().unwrap();
+    let (first, _, _) = session.memory(4096);
+    free(&session.api, first.base.cast());
+    let Some(second) = alloc_as(&session, first.fd, 8192) else {
+        return println!("SKIPPED: another test has taken descriptor {}", first.fd);
+    };
+    let delayed = FASTRPC_MAP_FD_DELAYED;
+    assert_eq!(announce(&session.api, CDSP_DOMAIN_ID, second, delayed), 0);
+    // It is the first one, which is shorter.
+    let refused = (STATUS_MAP_FAILED, MAP_REFUSED);
+    assert_eq!(map(&mut session, 0, second, 8192), refused);
+    assert_eq!(map(&mut session, 0, second, 4096).0, STATUS_OK);
+}
+
+#[test]
+fn a_mapping_goes_with_the_call_in_which_the_dsp_unmapped_it() {
+    let machine = start(Options {
+        vanishing_maps: true,
+        ..Options::new(75)
+    });
+    let mut session = Session::new(&machine, 75);
+    session.start().unwrap();
+    let (memory, buffer) = session.buffer(4096);
+    assert_eq!(unmap(&mut session, buffer), STATUS_OK);
+    let refused = (STATUS_MAP_FAILED, MAP_REFUSED);
+    assert_eq!(map(&mut session, buffer, memory, 4096), refused);
+    // The library has its number in a list, for good.
+    let gone = code::EUNSUPPORTED;
+    assert_eq!(retract(&session.api, CDSP_DOMAIN_ID, memory), gone);
+    let again = |memory| announce(&session.api, CDSP_DOMAIN_ID, memory, FASTRPC_MAP_FD_DELAYED);
+    assert_eq!(again(memory), code::EALREADY);
+    // A duplicate has another number.
+    let file = std::fs::File::open(format!("/proc/self/fd/{}", memory.fd)).unwrap();
+    let duplicate = Memory {
+        fd: std::os::fd::AsRawFd::as_raw_fd(&file),
+        ..memory
+    };
+    assert_eq!(again(duplicate), 0);
+    assert_eq!(map(&mut session, buffer, duplicate, 4096).0, STATUS_OK);
+}
+
+#[test]
+fn room_of_what_is_unmapped_comes_when_a_call_ends() {
+    let machine = start(Options {
+        window_bytes: 3 << 20,
+        late_unmaps: true,
+        ..Options::new(75)
+    });
+    let session = Session::new(&machine, 75);
+    session.start().unwrap();
+    let memories = [0; 2].map(|_| alloc(&session.api, 2 << 20).unwrap());
+    let delayed = FASTRPC_MAP_FD_DELAYED;
+    let announced = |memory| announce(&session.api, CDSP_DOMAIN_ID, memory, delayed);
+    assert_eq!(announced(memories[0]), 0);
+    assert_eq!(retract(&session.api, CDSP_DOMAIN_ID, memories[0]), 0);
+    assert_eq!(announced(memories[1]), code::EFAILED);
+    assert_eq!(serve(&session.api, session.handle, 0), 0);
+    assert_eq!(announced(memories[1]), 0);
+}
+
+#[test]
+fn an_allocator_may_have_to_be_made_ready_and_forgets_what_it_has() {
+    let machine = start(Options {
+        needs_rpcmem_init: true,
+        ..Options::new(75)
+    });
+    let api = machine.api();
+    assert!(alloc(&api, 4096).is_none());
+    init_rpcmem(&api);
+    assert!(alloc(&api, 4096).is_some());
+    assert_eq!(machine.live().allocations, 1);
+    init_rpcmem(&api);
+    assert_eq!(machine.live().allocations, 0);
 }
 
 #[test]

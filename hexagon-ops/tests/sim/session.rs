@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use hexagon_ops::ffi::{
     Domain, FASTRPC_GET_URI, FASTRPC_MAP_FD_DELAYED, FASTRPC_RESERVE_NEW_SESSION, GetUri,
@@ -124,6 +125,27 @@ fn closing_a_handle_does_not_touch_a_ring_that_is_unmapped() {
     assert_eq!(session.shared.load(STATE), STATE_PARKED);
     other.start().unwrap();
     assert_eq!(close(&other.api, other.handle), 0);
+}
+
+/// Holders of VTCM that cannot lower their priority never learn that others wait for it.
+#[test]
+fn an_idle_session_without_priorities_gives_vtcm_back_at_once() {
+    // With priorities, the call takes the idle time that the host asks for.
+    for (has_priorities, idle_us, takes_ms) in
+        [(false, 8_000_000, 2..4000), (true, 40_000, 40..8000)]
+    {
+        let machine = start(Options {
+            shared_vtcm: true,
+            has_priorities,
+            ..Options::new(75)
+        });
+        let session = Session::new(&machine, 75);
+        session.start().unwrap();
+        let began = Instant::now();
+        assert_eq!(serve(&session.api, session.handle, idle_us), 0);
+        let took = began.elapsed().as_millis();
+        assert!(takes_ms.contains(&took), "{took} ms, not {takes_ms:?}");
+    }
 }
 
 /// Ends all calls that serve.

@@ -118,11 +118,22 @@ impl AddressSpace {
         self.entry(number).is_some_and(|entry| entry.announced)
     }
 
-    /// Notes that a buffer is announced.
-    pub(super) fn mark_announced(&mut self, number: Number) {
+    /// Notes that a buffer is announced by a descriptor.
+    pub(super) fn mark_announced(&mut self, number: Number, fd: i32) {
         if let Some(Some(entry)) = self.entries.get_mut(number as usize) {
             entry.announced = true;
+            entry.fd = fd;
         }
+    }
+
+    /// Notes that a buffer has to be announced before it is mapped next. Returns `false` if it is mapped, which stays as it is.
+    pub(super) fn mark_retracted(&mut self, number: Number) -> bool {
+        let entry = (self.entries.get_mut(number as usize)).and_then(Option::as_mut);
+        let Some(entry) = entry.filter(|entry| !entry.mapped) else {
+            return false;
+        };
+        entry.announced = false;
+        true
     }
 
     /// Chooses announced buffers that leave the window: the longest unused ones that have at least
@@ -297,7 +308,7 @@ mod tests {
         let [a, b, c, d] = [40, 40, 50, 60].map(|bytes| space.add(9, bytes).unwrap());
         for number in [a, b, c, d] {
             assert!(!space.is_announced(number));
-            space.mark_announced(number);
+            space.mark_announced(number, 9);
         }
         space.admit(&[b, d], 1, &mut Vec::new()).unwrap();
         space.admit(&[a], 2, &mut Vec::new()).unwrap();

@@ -32,6 +32,8 @@ use crate::hexagon::driver::{Connection, Quiet, RingMemory, Served, SharedMemory
 /// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through
 /// in turns.
 const SLOTS: u32 = 1024;
+/// Calls that end before memory which the system refuses to map is given up.
+const MOST_WAITS: u32 = 3;
 /// Longest time in which a serving call whose DSP left the ring may return with the reason.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -172,16 +174,19 @@ impl Session {
     /// full: other memory than that of `numbers` leaves it, longest unused first, and the memory is
     /// announced again.
     ///
+    /// When nothing is left that could leave it, the room of what has left may come when a call ends.
+    ///
     /// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c: whatever the kernel answers, `fastrpc_mmap`
-    /// returns AEE_EFAILED.
+    /// returns AEE_EFAILED; issue 137: mappings that were taken back took room for longer.
     fn announce(&self, inner: &mut Inner, number: Number, numbers: &[Number]) -> Result<()> {
         let Some(memory) = inner.memories.get(number as usize).cloned().flatten() else {
             return Ok(());
         };
+        let mut waits = MOST_WAITS;
         loop {
             let refused = match memory.announce() {
                 Ok(()) => {
-                    inner.space.mark_announced(number);
+                    inner.space.mark_announced(number, memory.fd());
                     return Ok(());
                 }
                 Err(refused) => refused,
@@ -193,9 +198,14 @@ impl Session {
             let bytes = memory.mapped_bytes() as u64;
             let leaving = inner.space.retract(bytes, numbers, &mut changes);
             if leaving.is_empty() {
-                return Err(Error::NotMapped {
-                    reason: refused.to_string(),
-                });
+                if waits == 0 {
+                    return Err(Error::NotMapped {
+                        reason: refused.to_string(),
+                    });
+                }
+                waits -= 1;
+                self.end_a_call();
+                continue;
             }
             log::debug!("{}: {refused}; making room", self.device);
             self.unmap(&mut inner.ring, &changes)?;
@@ -203,6 +213,20 @@ impl Session {
                 if let Some(Some(memory)) = inner.memories.get(number as usize) {
                     memory.retract();
                 }
+            }
+        }
+    }
+
+    /// Has a serving call begin and end, or the one end that runs.
+    fn end_a_call(&self) {
+        match self.serving {
+            Serving::Thread => {
+                self.bell.ring();
+                std::thread::sleep(2 * IDLE);
+            }
+            Serving::Caller => {
+                // Whatever it says, the announcement is tried again.
+                let _ = self.connection.serve(Duration::ZERO);
             }
         }
     }
@@ -292,6 +316,10 @@ impl Session {
         match self.submit_once(inner, entries, list, false) {
             Err(failed) if failed.is_for_room() => {
                 log::debug!("{}: {}; making room", self.device, failed.error);
+                // The system may have dropped what it had mapped for the DSP.
+                for index in 0..inner.numbers.len() {
+                    inner.retract_unmapped(inner.numbers[index]);
+                }
                 self.submit_once(inner, entries, list, true)
             }
             result => result,
@@ -369,12 +397,29 @@ impl Session {
         fence.flags = wire::FENCE;
         push(fence)?;
         let completion = self.complete(ring, commands).map_err(whole)?;
-        if completion.status == wire::STATUS_OK {
-            return Ok(Duration::from_micros(completion.microseconds));
-        }
-        let failed = completion.command as usize;
+        let is_done = completion.status == wire::STATUS_OK;
+        let failed = if is_done {
+            changes.len()
+        } else {
+            completion.command as usize
+        };
+        let unmapped = changes
+            .iter()
+            .take(failed)
+            .filter_map(|change| match change {
+                Change::Unmap { number } => Some(*number),
+                Change::Map { .. } => None,
+            });
+        let unmapped: Vec<Number> = unmapped.collect();
+        let mappings = changes.len();
         for change in changes.iter().skip(failed) {
             space.undo(*change);
+        }
+        for number in unmapped {
+            inner.retract_unmapped(number);
+        }
+        if is_done {
+            return Ok(Duration::from_micros(completion.microseconds));
         }
         let error = match completion.status {
             wire::STATUS_MAP_FAILED => Error::NotMapped {
@@ -386,7 +431,7 @@ impl Session {
             }),
         };
         Err(Failed {
-            entry: failed.checked_sub(changes.len()),
+            entry: failed.checked_sub(mappings),
             error: if serve::is_passing(completion.status, completion.detail) {
                 error
             } else {
@@ -536,6 +581,16 @@ impl Failed {
 }
 
 impl Inner {
+    /// Takes the announcement of memory back that the DSP has unmapped. Its mapping may go when the call ends, and would be
+    /// missing when it is mapped next.
+    fn retract_unmapped(&mut self, number: Number) {
+        if let Some(Some(memory)) = self.memories.get(number as usize)
+            && self.space.mark_retracted(number)
+        {
+            memory.retract();
+        }
+    }
+
     /// Forgets a number; `true` if the DSP has its memory mapped.
     fn forget(&mut self, number: Number) -> bool {
         if let Some(memory) = self.memories.get_mut(number as usize) {

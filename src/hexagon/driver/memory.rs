@@ -13,11 +13,12 @@
 
 use std::ffi::c_int;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hexagon_ops::ffi;
+use hexagon_ops::ffi::{self, code};
 
 use super::{Connection, FastRpc, Quiet, check};
 use crate::error::{Error, Result};
@@ -38,9 +39,70 @@ struct Rpcmem {
     bytes: usize,
     mapped_bytes: usize,
     fd: c_int,
-    is_announced: Mutex<bool>,
+    announcement: Mutex<Announcement>,
     /// Of the connection.
     is_open: Arc<AtomicBool>,
+}
+
+/// State of a mapping that the system has, or had.
+#[derive(Debug, Default)]
+struct Announcement {
+    is_there: bool,
+    /// The descriptor by whose number the memory is announced, if it is not the memory's own.
+    duplicate: Option<OwnedFd>,
+}
+
+/// Numbers of descriptors under which memory is announced in turns: the library may list a number whose mapping the system has
+/// dropped, and refuses it for as long as the session lives.
+///
+/// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_munmap` keeps its entry when the kernel answers EINVAL).
+const MOST_NUMBERS: usize = 256;
+
+/// State of a library's allocator.
+#[derive(Debug, Default)]
+pub(super) struct Heap {
+    /// An allocation has worked, or `rpcmem_init` was called.
+    is_ready: bool,
+}
+
+impl FastRpc {
+    /// Allocates shared memory. If the very first allocation fails, the allocator is made ready, as programs for old Android
+    /// libraries do, and asked again. That is done once, while nothing is allocated: newer libraries are ready, and would forget
+    /// what they have allocated.
+    fn allocate(&self, bytes: c_int) -> Option<NonNull<u8>> {
+        let mut heap = self.heap.lock().unwrap_or_else(PoisonError::into_inner);
+        if heap.is_ready {
+            drop(heap);
+            return self.allocate_once(bytes);
+        }
+        let mut base = self.allocate_once(bytes);
+        if base.is_none()
+            && let Some(init) = self.api.rpcmem_init
+        {
+            log::debug!("rpcmem_alloc gave no memory; calling rpcmem_init");
+            heap.is_ready = true;
+            // SAFETY: nothing is allocated, and the lock keeps others from allocating.
+            unsafe { init() };
+            base = self.allocate_once(bytes);
+        }
+        heap.is_ready |= base.is_some();
+        base
+    }
+
+    fn allocate_once(&self, bytes: c_int) -> Option<NonNull<u8>> {
+        let (heap, flags) = (ffi::RPCMEM_HEAP_ID_SYSTEM, ffi::RPCMEM_DEFAULT_FLAGS);
+        let base = match self.api.rpcmem_alloc2 {
+            // SAFETY: an allocation of the size given.
+            // CAST: the caller gives no negative sizes.
+            Some(alloc2) => unsafe { alloc2(heap, flags, bytes.unsigned_abs() as usize) },
+            // SAFETY: an allocation of the size given.
+            None => unsafe { (self.api.rpcmem_alloc)(heap, flags, bytes) },
+        };
+        // The library compares the result of its mmap with null only, and returns MAP_FAILED as an
+        // address.
+        let base = Some(base.cast::<u8>()).filter(|base| base.addr() != usize::MAX);
+        base.and_then(NonNull::new)
+    }
 }
 
 /// Returns the bytes to allocate and map for `bytes` bytes; `None` from 2 GiB on: libcdsprpc keeps
@@ -65,18 +127,7 @@ impl Rpcmem {
         let size = mapped_bytes(bytes).ok_or_else(|| failed("rpcmem_alloc"))?;
         // CAST: `mapped_bytes` returns no negative sizes.
         let mapped_bytes = size.unsigned_abs() as usize;
-        let (heap, flags) = (ffi::RPCMEM_HEAP_ID_SYSTEM, ffi::RPCMEM_DEFAULT_FLAGS);
-        let base = match rpc.api.rpcmem_alloc2 {
-            // SAFETY: an allocation of the size given.
-            Some(alloc2) => unsafe { alloc2(heap, flags, mapped_bytes) },
-            // SAFETY: an allocation of the size given.
-            None => unsafe { (rpc.api.rpcmem_alloc)(heap, flags, size) },
-        };
-        // The library compares the result of its mmap with null only, and returns MAP_FAILED as an
-        // address.
-        let base = Some(base.cast::<u8>()).filter(|base| base.addr() != usize::MAX);
-        let base = base.and_then(NonNull::new);
-        let base = base.ok_or_else(|| failed("rpcmem_alloc"))?;
+        let base = rpc.allocate(size).ok_or_else(|| failed("rpcmem_alloc"))?;
         // SAFETY: rpcmem gave this address.
         let fd = unsafe { (rpc.api.rpcmem_to_fd)(base.as_ptr().cast()) };
         let memory = Self {
@@ -86,7 +137,7 @@ impl Rpcmem {
             bytes,
             mapped_bytes,
             fd,
-            is_announced: Mutex::new(false),
+            announcement: Mutex::default(),
             is_open: Arc::clone(&connection.is_open),
         };
         if fd < 0 {
@@ -95,47 +146,82 @@ impl Rpcmem {
         Ok(memory)
     }
 
+    fn announcement(&self) -> MutexGuard<'_, Announcement> {
+        (self.announcement.lock()).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number by which the DSP maps it.
+    fn number(&self) -> c_int {
+        let announcement = self.announcement();
+        (announcement.duplicate.as_ref()).map_or(self.fd, AsRawFd::as_raw_fd)
+    }
+
     /// Lets the DSP map it; does nothing if the DSP already may.
     fn announce(&self) -> Result<()> {
-        let mut is_announced = (self.is_announced.lock()).unwrap_or_else(PoisonError::into_inner);
-        if *is_announced {
+        let mut announcement = self.announcement();
+        if announcement.is_there {
             return Ok(());
         }
-        // SAFETY: a live allocation with its own descriptor and size.
-        let code = unsafe {
+        let mut code = self.announce_as(self.fd);
+        // The numbers that were refused stay in use until there is one that is not.
+        let mut refused = Vec::new();
+        while [code::EALREADY, code::EMAPALREADYPRESENT].contains(&code)
+            && refused.len() < MOST_NUMBERS
+        {
+            // SAFETY: rpcmem keeps the descriptor open as long as the memory.
+            let own = unsafe { BorrowedFd::borrow_raw(self.fd) };
+            let Ok(duplicate) = own.try_clone_to_owned() else {
+                break;
+            };
+            code = self.announce_as(duplicate.as_raw_fd());
+            refused.extend(announcement.duplicate.replace(duplicate));
+        }
+        check("fastrpc_mmap", code, || self.size())?;
+        announcement.is_there = true;
+        Ok(())
+    }
+
+    fn announce_as(&self, number: c_int) -> c_int {
+        // SAFETY: a live allocation with a descriptor of it and its own size.
+        unsafe {
             (self.rpc.api.fastrpc_mmap)(
                 self.domain,
-                self.fd,
+                number,
                 self.base.as_ptr().cast(),
                 0,
                 self.mapped_bytes,
                 ffi::FASTRPC_MAP_FD_DELAYED,
             )
-        };
-        check("fastrpc_mmap", code, || self.size())?;
-        *is_announced = true;
-        Ok(())
+        }
     }
 
     /// Takes back [`Self::announce`]. The DSP must not have it mapped.
+    ///
+    /// The system may have dropped the mapping when a call ended in which the DSP has unmapped it.
+    ///
+    /// SOURCE: Linux drivers/misc/fastrpc.c, `fastrpc_put_args`; qualcomm/fastrpc src/fastrpc_mem.c, `fastrpc_munmap`:
+    /// AEE_ENOSUCHMAP for what is not in its list, AEE_EUNSUPPORTED for what is not in the kernel's.
     fn retract(&self) {
-        let mut is_announced = (self.is_announced.lock()).unwrap_or_else(PoisonError::into_inner);
-        if !*is_announced {
+        const GONE: [c_int; 3] = [code::SUCCESS, code::ENOSUCHMAP, code::EUNSUPPORTED];
+        let number = self.number();
+        let mut announcement = self.announcement();
+        if !announcement.is_there {
             return;
         }
         // SAFETY: a live allocation that was mapped with these values.
         let code = unsafe {
             (self.rpc.api.fastrpc_munmap)(
                 self.domain,
-                self.fd,
+                number,
                 self.base.as_ptr().cast(),
                 self.mapped_bytes,
             )
         };
-        match check("fastrpc_munmap", code, || self.size()) {
-            Ok(()) => *is_announced = false,
+        if GONE.contains(&code) {
+            *announcement = Announcement::default();
+        } else if let Err(error) = check("fastrpc_munmap", code, || self.size()) {
             // `drop` keeps the memory.
-            Err(error) => log::debug!("{error}"),
+            log::debug!("{error}");
         }
     }
 
@@ -161,8 +247,9 @@ impl Rpcmem {
 impl Drop for Rpcmem {
     fn drop(&mut self) {
         self.retract();
-        let is_announced = *(self.is_announced.get_mut()).unwrap_or_else(PoisonError::into_inner);
-        if is_announced && self.is_open.load(Ordering::Acquire) {
+        let announcement = (self.announcement.get_mut()).unwrap_or_else(PoisonError::into_inner);
+        if announcement.is_there && self.is_open.load(Ordering::Acquire) {
+            std::mem::forget(announcement.duplicate.take());
             // Linux finds a mapping by the number of its descriptor: if this one were closed, the next
             // buffer with its number would have this memory on the DSP.
             // SOURCE: drivers/misc/fastrpc.c, `fastrpc_map_lookup`.
@@ -192,10 +279,10 @@ impl RingMemory {
         Ok(Self(memory))
     }
 
-    /// Its file descriptor.
+    /// Returns the number of the descriptor by which the DSP maps it.
     #[must_use]
     pub fn fd(&self) -> c_int {
-        self.0.fd
+        self.0.number()
     }
 
     /// Returns the bytes that the DSP maps.
@@ -265,10 +352,10 @@ impl SharedMemory {
         self.memory.retract();
     }
 
-    /// Its file descriptor.
+    /// Returns the number of the descriptor by which the DSP maps it; announcing the memory may change it.
     #[must_use]
     pub fn fd(&self) -> c_int {
-        self.memory.fd
+        self.memory.number()
     }
 
     /// Returns the number of bytes that the caller may touch.

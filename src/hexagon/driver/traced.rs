@@ -30,6 +30,7 @@ trace::traced! {
     }
     optional {
         rpcmem_alloc2 = "rpcmem_alloc2"(heap: c_int, flags: u32, bytes: usize) -> *mut c_void, format!("{bytes} bytes");
+        rpcmem_init = "rpcmem_init"() -> (), String::new();
     }
 }
 

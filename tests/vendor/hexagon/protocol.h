@@ -40,20 +40,24 @@ static inline uint32_t scalars_handles(uint32_t scalars) {
 }
 
 // Rules that the DSP process obeys, bits of `control.rules`.
-#define RULE_VOTES 1u       // no power for the matrix unit
-#define RULE_WHOLE_PAGES 2u // HAP_mmap takes nothing else
-#define RULE_DMA_STUCK 4u   // the DMA engine runs forever at its second copy
+#define RULE_VOTES 1u        // no power for the matrix unit
+#define RULE_WHOLE_PAGES 2u  // HAP_mmap takes nothing else
+#define RULE_DMA_STUCK 4u    // the DMA engine runs forever at its second copy
+#define RULE_NO_WEAK 8u      // the loader refuses a weak import that is missing
+#define RULE_NO_PRIORITY 16u // holders of VTCM cannot change their priority
 // Bits 15 to 8: worker threads that can be started, and one more; 0: any
 // number.
 #define RULE_WORKERS_SHIFT 8
 
 // Buffers that the host has mapped for the DSP: the descriptor as the host
 // names it, and the one that the kernel holds. An entry of 0 bytes is free.
-#define MAPPINGS 4000
+// `unmapped` is set by the process when it has unmapped the memory.
+#define MAPPINGS 3900
 struct mapping {
   int32_t fd;
   int32_t kernel_fd;
   uint32_t bytes;
+  uint32_t unmapped;
 };
 
 // Mapped by both; a multiple of the emulator's page of 64 KiB.
@@ -65,6 +69,8 @@ struct control {
   uint32_t stack_bytes;
   uint32_t rules;
   uint32_t verbose;
+  uint32_t arch;        // number of the chip's architecture, 0x75
+  char blacklist[1024]; // symbols that the loader refuses, each after a space
   // Written by the process.
   uint32_t deepest_stack;
   uint32_t calls;

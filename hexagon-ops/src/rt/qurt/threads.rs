@@ -4,19 +4,17 @@
 //! thread begins with tasks at once. It uses no vectors, and is started after the others.
 //!
 //! Each worker has the priority of the thread that starts it, and its own vector context and DMA
-//! engine, which belong to the hardware thread that runs it. The system gives it a stack.
+//! engine, which belong to the hardware thread that runs it.
 //!
-//! The functions are weak imports: where the loader finds one of them missing, it leaves the address
-//! null, and no thread is started.
-//!
-//! SOURCE: names, exported by the unsigned FastRPC shells for V73, V79 and V81 in Debian's packages
-//! hexagon-dsp-binaries-* of 2026-10-19 (`scripts/shell_imports.py`); prototypes of pthreads, crate
-//! libc 0.2.191 src/new/qurt; of `qurt_*`, public code that calls them (llama.cpp ggml-hexagon
-//! htp/hmx-queue.c, htp/work-queue.c). Not run on a device.
+//! SOURCE: llama.cpp ggml-hexagon htp/work-queue.c and htp/hmx-queue.c import these functions, too, and
+//! pass the same attributes; prototypes and attributes, public copies of Qualcomm's qurt_thread.h of
+//! 2018 to 2023 and Halide src/runtime/mini_qurt.h. Not run on a device.
 
 use core::arch::global_asm;
+use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::ops::RangeInclusive;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::rt::MatrixPart;
 use crate::rt::workers::{RunningStep, TaskList, ThreadSystem, Workers};
@@ -29,47 +27,87 @@ const MAX_WORKERS: usize = 9;
 /// Stack of a worker in bytes: tools/check.py computes the deepest one and fails above this number.
 const STACK_BYTES: usize = 64 << 10;
 
-/// `pthread_attr_t`, opaque.
-///
-/// SOURCE: 72 bytes in crate libc 0.2.191, src/new/qurt/mod.rs; room for three times that.
-#[repr(C, align(8))]
-struct ThreadAttributes([u8; 256]);
-
-/// `pthread_t`.
+/// `qurt_thread_t`.
 type ThreadId = c_uint;
-/// The function that a thread runs.
-type ThreadEntry = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
+/// The function that a thread runs. The thread ends when it returns.
+type ThreadEntry = unsafe extern "C" fn(*mut c_void);
+
+/// `qurt_thread_attr_t`, which the vendor's header fills by inline functions.
+///
+/// SOURCE: fields up to `detach_state`, in all public copies of qurt_thread.h since 2018; an older one
+/// ends before it. The rest is room for fields of later ones.
+#[repr(C)]
+struct ThreadAttributes {
+    name: [u8; 16],
+    tcb_partition: u8,
+    stid: u8,
+    priority: u16,
+    /// Bits for autostack and a group.
+    flags: u8,
+    bus_priority: u8,
+    timetest_id: u16,
+    stack_bytes: c_uint,
+    /// Its lowest address.
+    stack: *mut c_void,
+    detach_state: u16,
+    reserved: [u16; 15],
+}
+
+const _: () = assert!(core::mem::offset_of!(ThreadAttributes, stack) == 28);
+const _: () = assert!(core::mem::size_of::<ThreadAttributes>() == 64);
+
+impl ThreadAttributes {
+    /// `QURT_THREAD_ATTR_BUS_PRIO_DEFAULT`.
+    const BUS_PRIORITY: u8 = 255;
+    /// `QURT_THREAD_ATTR_TIMETEST_ID_DEFAULT`, -2.
+    const TIMETEST_ID: u16 = 0xfffe;
+    /// `QURT_THREAD_ATTR_CREATE_JOINABLE`: the thread's number stays its own until it is joined.
+    const JOINABLE: u16 = 1;
+
+    /// Returns the default attributes, with a priority and a stack.
+    const fn new(priority: u16, stack: *mut c_void) -> Self {
+        Self {
+            name: *b"ggml-rust-npu\0\0\0",
+            tcb_partition: 0,
+            stid: 0,
+            priority,
+            flags: 0,
+            bus_priority: Self::BUS_PRIORITY,
+            timetest_id: Self::TIMETEST_ID,
+            // CAST: 64 KiB.
+            stack_bytes: STACK_BYTES as c_uint,
+            stack,
+            detach_state: Self::JOINABLE,
+            reserved: [0; 15],
+        }
+    }
+}
+
+/// A worker's stack.
+#[repr(C, align(128))]
+struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
+
+// SAFETY: Rust code only takes its address; one thread runs on it at a time (`Team`).
+unsafe impl Sync for Stack {}
+
+static STACKS: [Stack; MAX_WORKERS + 1] =
+    [const { Stack(UnsafeCell::new([0; STACK_BYTES])) }; MAX_WORKERS + 1];
 
 unsafe extern "C" {
-    #[linkage = "extern_weak"]
-    static pthread_attr_init: Option<unsafe extern "C" fn(*mut ThreadAttributes) -> c_int>;
-    #[linkage = "extern_weak"]
-    static pthread_attr_setstacksize:
-        Option<unsafe extern "C" fn(*mut ThreadAttributes, usize) -> c_int>;
-    #[linkage = "extern_weak"]
-    static pthread_create: Option<
-        unsafe extern "C" fn(
-            *mut ThreadId,
-            *const ThreadAttributes,
-            ThreadEntry,
-            *mut c_void,
-        ) -> c_int,
-    >;
-    #[linkage = "extern_weak"]
-    static pthread_join: Option<unsafe extern "C" fn(ThreadId, *mut *mut c_void) -> c_int>;
-    #[linkage = "extern_weak"]
-    static qurt_futex_wait: Option<unsafe extern "C" fn(*mut c_void, c_int) -> c_int>;
-    #[linkage = "extern_weak"]
-    static qurt_futex_wake: Option<unsafe extern "C" fn(*mut c_void, c_int) -> c_int>;
-    #[linkage = "extern_weak"]
-    static qurt_thread_get_id: Option<unsafe extern "C" fn() -> c_uint>;
-    #[linkage = "extern_weak"]
-    static qurt_thread_get_priority: Option<unsafe extern "C" fn(c_uint) -> c_int>;
-    #[linkage = "extern_weak"]
-    static qurt_thread_set_priority: Option<unsafe extern "C" fn(c_uint, u16) -> c_int>;
+    fn qurt_thread_create(
+        id: *mut ThreadId,
+        attributes: *const ThreadAttributes,
+        entry: ThreadEntry,
+        argument: *mut c_void,
+    ) -> c_int;
+    fn qurt_thread_join(id: ThreadId, status: *mut c_int) -> c_int;
+    fn qurt_futex_wait(word: *mut c_void, value: c_int) -> c_int;
+    fn qurt_futex_wake(word: *mut c_void, count: c_int) -> c_int;
+    safe fn qurt_thread_get_id() -> c_uint;
+    safe fn qurt_thread_get_priority(id: c_uint) -> c_int;
 
     /// Aligns the stack and calls [`work`].
-    fn ggml_rust_npu_worker(argument: *mut c_void) -> *mut c_void;
+    fn ggml_rust_npu_worker(argument: *mut c_void);
 }
 
 // The stack of a thread is aligned to 8 bytes, vectors spill to 128.
@@ -80,7 +118,6 @@ global_asm!(
     "{{ allocframe(#0) }}",
     "{{ r29 = and(r29, #-128) }}",
     "{{ call {work} }}",
-    "{{ r0 = #0 }}",
     "{{ dealloc_return }}",
     ".size ggml_rust_npu_worker, . - ggml_rust_npu_worker",
     work = sym work,
@@ -94,27 +131,19 @@ static MATRIX: Workers = Workers::new();
 static WANTS_MATRIX_THREAD: AtomicBool = AtomicBool::new(false);
 /// `true` while a team has it.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
-/// Priority of the thread that starts the workers, 0 if it is not known.
-static PRIORITY: AtomicI32 = AtomicI32::new(0);
 
 /// QuRT.
 struct Qurt;
 
 impl ThreadSystem for Qurt {
     fn wait(word: &AtomicU32, value: u32) {
-        // SAFETY: the loader has set it, and nothing writes it.
-        if let Some(wait) = unsafe { qurt_futex_wait } {
-            // SAFETY: reads the word, which lives as long as the process.
-            unsafe { wait(word.as_ptr().cast(), value.cast_signed()) };
-        }
+        // SAFETY: reads the word, which lives as long as the process.
+        unsafe { qurt_futex_wait(word.as_ptr().cast(), value.cast_signed()) };
     }
 
     fn wake(word: &AtomicU32, count: u32) {
-        // SAFETY: as above.
-        if let Some(wake) = unsafe { qurt_futex_wake } {
-            // SAFETY: the address is only compared.
-            unsafe { wake(word.as_ptr().cast(), count.cast_signed()) };
-        }
+        // SAFETY: the address is only compared.
+        unsafe { qurt_futex_wake(word.as_ptr().cast(), count.cast_signed()) };
     }
 
     fn pause() {
@@ -125,7 +154,6 @@ impl ThreadSystem for Qurt {
 
 /// The body of a worker.
 unsafe extern "C" fn work() {
-    set_priority(PRIORITY.load(Ordering::Relaxed));
     if WANTS_MATRIX_THREAD.swap(false, Ordering::Relaxed) {
         MATRIX.work::<Qurt>();
     } else {
@@ -133,79 +161,30 @@ unsafe extern "C" fn work() {
     }
 }
 
-/// Returns the calling thread's priority, 0 if it cannot be asked.
+/// Returns the calling thread's priority.
 #[must_use]
 pub fn thread_priority() -> c_int {
-    // SAFETY: the loader has set it, and nothing writes it.
-    let Some(id) = (unsafe { qurt_thread_get_id }) else {
-        return 0;
-    };
-    // SAFETY: as above.
-    let Some(priority) = (unsafe { qurt_thread_get_priority }) else {
-        return 0;
-    };
-    // SAFETY: takes no arguments.
-    let id = unsafe { id() };
-    // SAFETY: the calling thread's own number.
-    unsafe { priority(id) }
+    qurt_thread_get_priority(qurt_thread_get_id())
 }
 
-/// Sets the calling thread's priority, if it is one: QuRT has 1 to 254.
-fn set_priority(priority: c_int) {
-    let Some(priority) = u16::try_from(priority)
-        .ok()
-        .filter(|it| (1..255).contains(it))
-    else {
-        return;
-    };
-    // SAFETY: the loader has set it, and nothing writes it.
-    let Some(id) = (unsafe { qurt_thread_get_id }) else {
-        return;
-    };
-    // SAFETY: as above.
-    if let Some(set) = unsafe { qurt_thread_set_priority } {
-        // SAFETY: takes no arguments.
-        let id = unsafe { id() };
-        // SAFETY: the calling thread's own number.
-        unsafe { set(id, priority) };
-    }
-}
-
-/// Returns `true` if threads can wait, be woken and be joined.
-fn has_all() -> bool {
-    // SAFETY: the loader has set it, and nothing writes it.
-    let wait = unsafe { qurt_futex_wait };
-    // SAFETY: as above.
-    let wake = unsafe { qurt_futex_wake };
-    // SAFETY: as above.
-    let join = unsafe { pthread_join };
-    wait.is_some() && wake.is_some() && join.is_some()
-}
-
-/// Starts a thread; `None` if the system refuses it.
-fn start_one() -> Option<ThreadId> {
-    let mut attributes = ThreadAttributes([0; 256]);
+/// Starts a thread with the priority of the calling one on a stack that no thread has; `None` if the
+/// system refuses it.
+fn start_one(stack: &Stack) -> Option<ThreadId> {
+    // SOURCE: qurt_thread.h: 1 to 254; the larger number is the lower priority.
+    const PRIORITIES: RangeInclusive<u16> = 1..=254;
+    let priority = u16::try_from(thread_priority()).unwrap_or(*PRIORITIES.end());
+    let priority = priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
+    let attributes = ThreadAttributes::new(priority, stack.0.get().cast());
     let mut id = 0;
-    // SAFETY: the loader has set it, and nothing writes it.
-    let init = unsafe { pthread_attr_init }?;
-    // SAFETY: as above.
-    let set_stack = unsafe { pthread_attr_setstacksize }?;
-    // SAFETY: as above.
-    let create = unsafe { pthread_create }?;
-    // SAFETY: there is room for the attributes.
-    let mut refused = unsafe { init(&raw mut attributes) };
-    // SAFETY: initialized above.
-    refused |= unsafe { set_stack(&raw mut attributes, STACK_BYTES) };
-    if refused != 0 {
-        return None;
-    }
-    // SAFETY: attributes that are initialized, and a function that uses its argument for nothing.
+    let argument = core::ptr::null_mut();
+    // SAFETY: attributes that are complete, a stack of that size for as long as the process lives, and a
+    // function that uses its argument for nothing.
     let refused = unsafe {
-        create(
+        qurt_thread_create(
             &raw mut id,
             &raw const attributes,
             ggml_rust_npu_worker,
-            core::ptr::null_mut(),
+            argument,
         )
     };
     (refused == 0).then_some(id)
@@ -231,10 +210,9 @@ impl Team {
             has_matrix_thread: false,
         };
         let wanted = wanted.min(MAX_WORKERS);
-        if wanted == 0 || !has_all() || IS_TAKEN.swap(true, Ordering::Acquire) {
+        if wanted == 0 || IS_TAKEN.swap(true, Ordering::Acquire) {
             return team;
         }
-        PRIORITY.store(thread_priority(), Ordering::Relaxed);
         WORKERS.restart();
         MATRIX.restart();
         while team.started < wanted && team.start_next() {}
@@ -253,7 +231,7 @@ impl Team {
 
     /// Starts one more thread; returns `false` if the system refuses it.
     fn start_next(&mut self) -> bool {
-        let id = start_one();
+        let id = start_one(&STACKS[self.started]);
         if let Some(id) = id {
             self.ids[self.started] = id;
             self.started += 1;
@@ -294,13 +272,13 @@ impl Drop for Team {
         }
         WORKERS.stop::<Qurt>();
         MATRIX.stop::<Qurt>();
+        let mut is_one_left = false;
         for id in &self.ids[..self.started] {
-            // SAFETY: the loader has set it, and nothing writes it.
-            if let Some(join) = unsafe { pthread_join } {
-                // SAFETY: a thread that was started and not joined; its result is not wanted.
-                unsafe { join(*id, core::ptr::null_mut()) };
-            }
+            let mut status = 0;
+            // SAFETY: a thread that was started and not joined.
+            is_one_left |= unsafe { qurt_thread_join(*id, &raw mut status) } != 0;
         }
-        IS_TAKEN.store(false, Ordering::Release);
+        // A thread that could not be waited for may still have its stack.
+        IS_TAKEN.store(is_one_left, Ordering::Release);
     }
 }

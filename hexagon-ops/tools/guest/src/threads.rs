@@ -1,11 +1,10 @@
-//! The functions of the DSP's system that start threads and wait, by Linux's clone and futex. The
-//! weak imports that are not here stay null.
+//! The functions of the DSP's system that start threads and wait, by Linux's clone and futex.
 
 use core::arch::global_asm;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::{map, syscall};
+use crate::syscall;
 
 /// Most threads in the life of the guest.
 const MOST: usize = 4096;
@@ -15,11 +14,16 @@ static RUNNING: [AtomicU32; MOST] = [const { AtomicU32::new(0) }; MOST];
 /// Number of threads that were started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
-/// The part of `pthread_attr_t` that the guest uses.
+/// The part of `qurt_thread_attr_t` that the guest uses.
 #[repr(C)]
 struct Attributes {
+    name_and_priorities: [u32; 6],
     stack_bytes: usize,
+    stack: *mut u8,
 }
+
+/// The only priority here.
+const PRIORITY: c_int = 192;
 
 unsafe extern "C" {
     /// Starts a thread that calls `entry` on a stack, and clears `running` when it ends. Returns its
@@ -27,7 +31,7 @@ unsafe extern "C" {
     fn guest_clone(
         flags: usize,
         stack_end: *mut u8,
-        entry: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
+        entry: unsafe extern "C" fn(*mut c_void),
         running: *const AtomicU32,
     ) -> isize;
 }
@@ -45,48 +49,50 @@ global_asm!(
 );
 
 #[unsafe(no_mangle)]
-extern "C" fn pthread_attr_init(attributes: &mut Attributes) -> c_int {
-    attributes.stack_bytes = 0;
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn pthread_attr_setstacksize(attributes: &mut Attributes, bytes: usize) -> c_int {
-    attributes.stack_bytes = bytes;
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn pthread_create(
+extern "C" fn qurt_thread_create(
     id: &mut c_uint,
     attributes: &Attributes,
-    entry: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
+    entry: unsafe extern "C" fn(*mut c_void),
     _argument: *mut c_void,
 ) -> c_int {
     // VM FS FILES SIGHAND THREAD SYSVSEM CHILD_CLEARTID
     const FLAGS: usize = 0x25_0f00;
-    const AGAIN: c_int = 11;
+    const FAILED: c_int = -1;
     let number = STARTED.fetch_add(1, Ordering::Relaxed);
     let Some(running) = RUNNING.get(number as usize) else {
-        return AGAIN;
+        return FAILED;
     };
     running.store(1, Ordering::Relaxed);
-    let stack = map(attributes.stack_bytes);
-    // SAFETY: a new stack, a function that uses its argument for nothing, and a word that stays.
-    let started =
-        unsafe { guest_clone(FLAGS, stack.add(attributes.stack_bytes - 8), entry, running) };
-    *id = number;
-    if started > 0 { 0 } else { AGAIN }
+    // SAFETY: the end of the stack that the caller gives, 8 bytes before it.
+    let end = unsafe { attributes.stack.add(attributes.stack_bytes - 8) };
+    // SAFETY: a stack that no thread has, a function that uses its argument for nothing, and a word that
+    // stays.
+    let started = unsafe { guest_clone(FLAGS, end, entry, running) };
+    // No thread has number 0.
+    *id = number + 1;
+    if started > 0 { 0 } else { FAILED }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn pthread_join(id: c_uint, _result: *mut *mut c_void) -> c_int {
+extern "C" fn qurt_thread_join(id: c_uint, status: &mut c_int) -> c_int {
     const WAIT: usize = 0;
-    let running = &RUNNING[id as usize];
+    let running = &RUNNING[id as usize - 1];
     while running.load(Ordering::Acquire) != 0 {
         futex(running, WAIT, 1);
     }
+    *status = 0;
     0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn qurt_thread_get_id() -> c_uint {
+    // The guest has one priority for all threads, and asks for nothing else of a thread.
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn qurt_thread_get_priority(_id: c_uint) -> c_int {
+    PRIORITY
 }
 
 #[unsafe(no_mangle)]

@@ -61,7 +61,8 @@ uint8_t *guarded(uint32_t bytes);
 void unmap_guarded(uint8_t *at, uint32_t bytes);
 struct thread *make_block(uint32_t index);
 
-// shell.c: what libraries may import; NULL if there is no such symbol.
+// shell.c: what libraries may import; NULL if there is no such symbol. Ends the
+// process for a symbol that unsigned libraries may not have.
 void *shell_symbol(const char *name);
 
 // trap.c: replaces the words of the matrix unit and the DMA engine by calls.

@@ -117,7 +117,9 @@ static uint32_t resolve(const struct dynamic *dynamic, uint32_t index) {
     return (uint32_t)base + symbol->value;
   const char *name = dynamic->strings + symbol->name;
   void *at = shell_symbol(name);
-  if (!at && symbol->info >> 4 != STB_WEAK)
+  int may_be_missing =
+      symbol->info >> 4 == STB_WEAK && !(control->rules & RULE_NO_WEAK);
+  if (!at && !may_be_missing)
     die("the shell does not export %s", name);
   return (uint32_t)at;
 }

@@ -25,18 +25,45 @@ static long open_mapping(const struct mapping *mapping) {
   return system_call(SYS_OPENAT, here, (long)path, read_write, 0, 0, 0);
 }
 
+// What the library has mapped, and of which of the host's buffers.
+#define MAX_MAPPED 4096
+static struct mapped {
+  void *at;
+  struct mapping *mapping;
+} mapped[MAX_MAPPED];
+
+static void remember(void *at, struct mapping *mapping) {
+  for (uint32_t i = 0; i < MAX_MAPPED; i++)
+    if (!mapped[i].at) {
+      mapped[i] = (struct mapped){at, mapping};
+      __atomic_store_n(&mapping->unmapped, 0, __ATOMIC_SEQ_CST);
+      return;
+    }
+  die("more than %u mappings", MAX_MAPPED);
+}
+
+static void forget(void *at) {
+  for (uint32_t i = 0; i < MAX_MAPPED; i++)
+    if (mapped[i].at == at) {
+      __atomic_store_n(&mapped[i].mapping->unmapped, 1, __ATOMIC_SEQ_CST);
+      mapped[i].at = NULL;
+      return;
+    }
+  die("HAP_munmap of memory that is not mapped");
+}
+
 void *HAP_mmap(void *address, int bytes, int protection, int flags, int fd,
                long offset) {
   (void)address, (void)protection, (void)flags;
   void *failed = (void *)-1;
   for (uint32_t i = 0; i < MAPPINGS; i++) {
-    const struct mapping *mapping = &control->mappings[i];
-    uint32_t mapped = __atomic_load_n(&mapping->bytes, __ATOMIC_SEQ_CST);
-    if (!mapped || mapping->fd != fd)
+    struct mapping *mapping = &control->mappings[i];
+    uint32_t known = __atomic_load_n(&mapping->bytes, __ATOMIC_SEQ_CST);
+    if (!known || mapping->fd != fd)
       continue;
-    if (bytes <= 0 || (uint32_t)bytes > mapped || offset ||
+    if (bytes <= 0 || (uint32_t)bytes > known || offset ||
         ((control->rules & RULE_WHOLE_PAGES) && (uint32_t)bytes % PAGE)) {
-      say("HAP_mmap of %d bytes of a mapping of %u", bytes, mapped);
+      say("HAP_mmap of %d bytes of a mapping of %u", bytes, known);
       return failed;
     }
     long file = open_mapping(mapping);
@@ -45,13 +72,17 @@ void *HAP_mmap(void *address, int bytes, int protection, int flags, int fd,
     const long read_write = 3, shared = 1;
     long at = system_call(SYS_MMAP, 0, bytes, read_write, shared, file, 0);
     system_call(SYS_CLOSE, file, 0, 0, 0, 0, 0);
-    return is_error(at) ? failed : (void *)at;
+    if (is_error(at))
+      return failed;
+    remember((void *)at, mapping);
+    return (void *)at;
   }
   say("HAP_mmap of descriptor %d, which the host has not mapped", fd);
   return failed;
 }
 
 int HAP_munmap(void *address, int bytes) {
+  forget(address);
   return system_call(SYS_MUNMAP, (long)address, bytes, 0, 0, 0, 0) != 0;
 }
 
@@ -116,19 +147,31 @@ int compute_resource_release(uint32_t);
 int compute_resource_hmx_lock(uint32_t);
 int compute_resource_hmx_unlock(uint32_t);
 
-int pthread_attr_init(struct attributes *);
-int pthread_attr_setstacksize(struct attributes *, uint32_t);
-int pthread_create(uint32_t *, const struct attributes *, void *(*)(void *),
-                   void *);
-int pthread_join(uint32_t, void **);
+struct thread_attributes;
+int qurt_thread_create(uint32_t *, const struct thread_attributes *,
+                       void (*)(void *), void *);
+int qurt_thread_join(uint32_t, int *);
 int qurt_futex_wait(void *, int);
 int qurt_futex_wake(void *, int);
 int qurt_hvx_get_units(void);
 uint32_t qurt_thread_get_id(void);
 int qurt_thread_get_priority(uint32_t);
-int qurt_thread_set_priority(uint32_t, uint16_t);
+
+int sysmon_set_dcvs_v3_protected_bus_corners(void *request, uint8_t enable) {
+  note("protected corners of the bus: %u", enable);
+  (void)request;
+  return 0;
+}
+
+// Shells export these, too, and no public unsigned library imports them: ours
+// must not.
+static int unused(void) {
+  die("a function that no public library calls");
+  return 0;
+}
 
 #define EXPORT(symbol) {#symbol, (void *)symbol}
+#define EXPORT_UNUSED(symbol) {#symbol, (void *)unused}
 
 static const struct {
   const char *name;
@@ -152,19 +195,47 @@ static const struct {
     EXPORT(compute_resource_release),
     EXPORT(compute_resource_hmx_lock),
     EXPORT(compute_resource_hmx_unlock),
-    EXPORT(pthread_attr_init),
-    EXPORT(pthread_attr_setstacksize),
-    EXPORT(pthread_create),
-    EXPORT(pthread_join),
     EXPORT(qurt_futex_wait),
     EXPORT(qurt_futex_wake),
     EXPORT(qurt_hvx_get_units),
     EXPORT(qurt_thread_get_id),
     EXPORT(qurt_thread_get_priority),
-    EXPORT(qurt_thread_set_priority),
+    EXPORT(qurt_thread_create),
+    EXPORT(qurt_thread_join),
+    EXPORT(sysmon_set_dcvs_v3_protected_bus_corners),
+    EXPORT_UNUSED(pthread_attr_init),
+    EXPORT_UNUSED(pthread_attr_setstacksize),
+    EXPORT_UNUSED(pthread_create),
+    EXPORT_UNUSED(pthread_join),
+    EXPORT_UNUSED(qurt_thread_set_priority),
 };
 
+static int is_blacklisted(const char *name) {
+  const char *next = control->blacklist;
+  while (*next) {
+    const char *letter = name;
+    for (next++; *next && *next != ' '; next++)
+      letter = letter && *letter == *next ? letter + 1 : NULL;
+    if (letter && !*letter)
+      return 1;
+  }
+  return 0;
+}
+
+// Shells of some chips lack a symbol.
+static int is_missing(const char *name) {
+  // SOURCE: the list of shells in docs/results/evidence.md.
+  if (same(name, "sysmon_set_dcvs_v3_protected_bus_corners"))
+    return control->arch < 0x79;
+  return (control->rules & RULE_NO_PRIORITY) &&
+         same(name, "compute_resource_update_priority");
+}
+
 void *shell_symbol(const char *name) {
+  if (is_blacklisted(name))
+    die("symbol %s is blacklisted", name);
+  if (is_missing(name))
+    return NULL;
   for (uint32_t i = 0; i < sizeof exports / sizeof *exports; i++)
     if (same(name, exports[i].name))
       return exports[i].at;

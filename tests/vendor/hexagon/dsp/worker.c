@@ -1,32 +1,40 @@
-// Threads that the library starts: pthread_*, and QuRT's functions for waiting
-// and priorities, by the emulator's threads and futexes.
+// Threads that the library starts: QuRT's functions for threads, waiting and
+// priorities, by the emulator's threads and futexes.
 
 #include "dsp.h"
 
-// SOURCE: crate libc 0.2.191, src/new/qurt: the fields' order, and
-// PTHREAD_DEFAULT_STACKSIZE, _MIN_STACKSIZE and _MAX_STACKSIZE.
-struct attributes {
-  void *stack;
-  int32_t internal_stack;
+// SOURCE: public copies of Qualcomm's qurt_thread.h of 2018 to 2023,
+// qurt_thread_attr_t and the values of its fields.
+struct thread_attributes {
+  char name[16];
+  uint8_t tcb_partition, stid;
+  uint16_t priority;
+  uint8_t flags, bus_priority;
+  uint16_t timetest_id;
   uint32_t stack_bytes;
+  uint8_t *stack;
+  uint16_t detach_state;
 };
-#define DEFAULT_STACK_BYTES 16384u
-#define LEAST_STACK_BYTES 512u
-#define MOST_STACK_BYTES 1048576u
-#define EINVAL 22
-#define EAGAIN 11
+_Static_assert(offsetof(struct thread_attributes, detach_state) == 32,
+               "qurt_thread_attr_t");
+#define BUS_PRIORITY 255
+#define TIMETEST_ID 0xfffe
+#define JOINABLE 1
+#define LOWEST_PRIORITY 254
+#define QURT_EFAILED 12
+#define LEAST_STACK_BYTES 4096u
+// Of the worker's stack, below which it must not go.
+#define PATTERN 0xa5a5a5a5a5a5a5a5u
 
 // A chip has four to eight vector contexts.
 #define VECTOR_UNITS 4
 #define MAX_WORKERS 16
-#define DEFAULT_PRIORITY 254
 #define CALL_PRIORITY 192
 
 static struct worker {
   struct thread *thread;
-  void *(*entry)(void *);
+  void (*entry)(void *);
   void *argument;
-  uint32_t stack_bytes;
   uint32_t is_used;
   int priority;
 } workers[MAX_WORKERS];
@@ -34,19 +42,6 @@ static struct worker {
 static struct worker *this_worker(void) {
   uint32_t index = this_thread()->index;
   return index < CHANNELS ? NULL : &workers[index - CHANNELS];
-}
-
-int pthread_attr_init(struct attributes *attributes) {
-  memset(attributes, 0, sizeof *attributes);
-  attributes->stack_bytes = DEFAULT_STACK_BYTES;
-  return 0;
-}
-
-int pthread_attr_setstacksize(struct attributes *attributes, uint32_t bytes) {
-  if (bytes < LEAST_STACK_BYTES || bytes > MOST_STACK_BYTES)
-    return EINVAL;
-  attributes->stack_bytes = bytes;
-  return 0;
 }
 
 static void run_worker(struct thread *thread) {
@@ -69,20 +64,41 @@ static int may_start(void) {
   return !most || running < most - 1;
 }
 
-int pthread_create(uint32_t *id, const struct attributes *attributes,
-                   void *(*entry)(void *), void *argument) {
+static void check_attributes(const struct thread_attributes *attributes) {
+  if (!attributes->priority || attributes->priority > LOWEST_PRIORITY)
+    die("a thread with priority %u", attributes->priority);
+  if (attributes->tcb_partition || attributes->stid || attributes->flags ||
+      attributes->bus_priority != BUS_PRIORITY ||
+      attributes->timetest_id != TIMETEST_ID ||
+      attributes->detach_state != JOINABLE)
+    die("attributes of a thread that are not the usual ones");
+  if (!attributes->stack || (uintptr_t)attributes->stack % 8 ||
+      attributes->stack_bytes < LEAST_STACK_BYTES)
+    die("a stack of %u bytes at 0x%x", attributes->stack_bytes,
+        (uint32_t)attributes->stack);
+  for (uint32_t i = 0; i < MAX_WORKERS; i++) {
+    const struct thread *other = workers[i].is_used ? workers[i].thread : NULL;
+    if (other && other->stack == attributes->stack)
+      die("two threads on one stack");
+  }
+}
+
+int qurt_thread_create(uint32_t *id, const struct thread_attributes *attributes,
+                       void (*entry)(void *), void *argument) {
+  check_attributes(attributes);
   struct worker *worker = may_start() ? take_worker() : NULL;
   if (!worker)
-    return EAGAIN;
+    return QURT_EFAILED;
   uint32_t index = CHANNELS + (uint32_t)(worker - workers);
   struct thread *thread = make_block(index);
-  thread->stack = guarded(attributes->stack_bytes);
+  thread->stack = attributes->stack;
   thread->running = 1;
+  // The lowest bytes must stay as they are: there is no guard below them.
+  *(uint64_t *)thread->stack = PATTERN;
   worker->thread = thread;
   worker->entry = entry;
   worker->argument = argument;
-  worker->stack_bytes = attributes->stack_bytes;
-  worker->priority = DEFAULT_PRIORITY;
+  worker->priority = attributes->priority;
   // A stack of QuRT's is aligned to 8 bytes, no more.
   long error = clone_thread(thread->stack + attributes->stack_bytes - 8,
                             run_worker, thread, &thread->running);
@@ -93,7 +109,7 @@ int pthread_create(uint32_t *id, const struct attributes *attributes,
   return 0;
 }
 
-int pthread_join(uint32_t id, void **result) {
+int qurt_thread_join(uint32_t id, int *status) {
   if (id <= CHANNELS || id > CHANNELS + MAX_WORKERS)
     die("join of thread %u", id);
   struct worker *worker = &workers[id - 1 - CHANNELS];
@@ -105,13 +121,13 @@ int pthread_join(uint32_t id, void **result) {
     system_call(SYS_FUTEX, (long)&thread->running, wait, 1, 0, 0, 0);
   if (worker->priority != CALL_PRIORITY)
     die("a worker had priority %d", worker->priority);
-  unmap_guarded(thread->stack, worker->stack_bytes);
+  if (*(uint64_t *)thread->stack != PATTERN)
+    die("a worker used all of its stack");
   unmap_guarded(thread->emulation_stack - OWN_STACK_BYTES, OWN_STACK_BYTES);
   system_call(SYS_MUNMAP, (long)thread, sizeof *thread, 0, 0, 0, 0);
   __atomic_fetch_add(&control->workers_joined, 1, __ATOMIC_RELAXED);
   __atomic_store_n(&worker->is_used, 0, __ATOMIC_SEQ_CST);
-  if (result)
-    *result = NULL;
+  *status = 0;
   return 0;
 }
 
@@ -136,12 +152,4 @@ int qurt_thread_get_priority(uint32_t id) {
     die("priority of thread %u", id);
   const struct worker *worker = this_worker();
   return worker ? worker->priority : CALL_PRIORITY;
-}
-
-int qurt_thread_set_priority(uint32_t id, uint16_t priority) {
-  struct worker *worker = this_worker();
-  if (id != qurt_thread_get_id() || !worker)
-    die("priority %u for thread %u", priority, id);
-  worker->priority = priority;
-  return 0;
 }

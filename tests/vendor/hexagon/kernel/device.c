@@ -49,6 +49,10 @@ struct session {
   uint64_t handles[MAX_HANDLES];
   uint32_t handle_count;
   uint64_t mapped_bytes;
+  // By index of a mapping: requests for it that were not taken back.
+  uint32_t references[MAPPINGS];
+  // What the rule "late-unmap" has still to take off `mapped_bytes`.
+  uint64_t late_bytes;
 };
 
 struct session *session_open(void) {
@@ -73,6 +77,18 @@ void session_close(struct session *session) {
   if (session->process)
     process_end(session->process);
   session->process = NULL;
+}
+
+int session_maps(struct session *session, int fd) {
+  pthread_mutex_lock(&session->mutex);
+  int found = 0;
+  if (session->process && !session->closing) {
+    struct mapping *mappings = process_control(session->process)->mappings;
+    for (int i = 0; i < MAPPINGS && !found; i++)
+      found = mappings[i].bytes && mappings[i].fd == fd;
+  }
+  pthread_mutex_unlock(&session->mutex);
+  return found;
 }
 
 static int fail(int error) {
@@ -170,6 +186,35 @@ static int listen(struct session *session,
   return fail(ECONNRESET);
 }
 
+// Ends a mapping; the mutex is held.
+static void drop_mapping(struct session *session, struct mapping *mapping) {
+  uint64_t bytes = mapping->bytes;
+  if (rules.late_unmap)
+    session->late_bytes += bytes;
+  else
+    session->mapped_bytes -= bytes;
+  close(mapping->kernel_fd);
+  __atomic_store_n(&mapping->bytes, 0, __ATOMIC_SEQ_CST);
+}
+
+// The driver drops what the DSP reports as unmapped.
+// SOURCE: Linux drivers/misc/fastrpc.c, `fastrpc_put_args`, by number of
+// descriptor.
+static void end_of_call(struct session *session) {
+  pthread_mutex_lock(&session->mutex);
+  struct mapping *mappings = process_control(session->process)->mappings;
+  for (int i = 0; i < MAPPINGS; i++)
+    if (rules.vanish && mappings[i].bytes &&
+        __atomic_load_n(&mappings[i].unmapped, __ATOMIC_SEQ_CST)) {
+      note("the mapping of descriptor %d goes with a call", mappings[i].fd);
+      session->references[i] = 0;
+      drop_mapping(session, &mappings[i]);
+    }
+  session->mapped_bytes -= session->late_bytes;
+  session->late_bytes = 0;
+  pthread_mutex_unlock(&session->mutex);
+}
+
 static int call_library(struct session *session, uint64_t handle,
                         const struct fastrpc_invoke *invoke,
                         const struct fastrpc_invoke_args *args) {
@@ -183,6 +228,7 @@ static int call_library(struct session *session, uint64_t handle,
   int status;
   int error = process_call(session->process, handle, invoke->sc, buffers, NULL,
                            &status);
+  end_of_call(session);
   return error ? fail(error) : status;
 }
 
@@ -227,6 +273,14 @@ static int map(struct session *session, struct fastrpc_mem_map *request) {
     return fail(ENOMEM);
   }
   struct mapping *mappings = process_control(session->process)->mappings;
+  // SOURCE: `fastrpc_map_lookup` of Linux up to 5.18: by number alone, so that
+  // a number that is used again has the earlier memory.
+  for (int i = 0; i < MAPPINGS; i++)
+    if (mappings[i].bytes && mappings[i].fd == request->fd) {
+      session->references[i]++;
+      request->vaddrout = 0;
+      return 0;
+    }
   for (int i = 0; i < MAPPINGS; i++) {
     if (mappings[i].bytes)
       continue;
@@ -235,6 +289,8 @@ static int map(struct session *session, struct fastrpc_mem_map *request) {
     if (mappings[i].kernel_fd < 0)
       return -1;
     mappings[i].fd = request->fd;
+    mappings[i].unmapped = 0;
+    session->references[i] = 1;
     __atomic_store_n(&mappings[i].bytes, (uint32_t)request->length,
                      __ATOMIC_SEQ_CST);
     session->mapped_bytes += request->length;
@@ -250,13 +306,26 @@ static int unmap(struct session *session,
        (unsigned long long)request->length);
   if (!session->process)
     return fail(EINVAL);
+  if (rules.unmap_fails_at && !--rules.unmap_fails_at) {
+    note("it fails");
+    rules.unmap_has_failed = 1;
+    return fail(EIO);
+  }
   struct mapping *mappings = process_control(session->process)->mappings;
   for (int i = 0; i < MAPPINGS; i++) {
     if (!mappings[i].bytes || mappings[i].fd != request->fd)
       continue;
-    session->mapped_bytes -= mappings[i].bytes;
-    close(mappings[i].kernel_fd);
-    __atomic_store_n(&mappings[i].bytes, 0, __ATOMIC_SEQ_CST);
+    // It may be a while until the process returns from its call; the strictest
+    // time for its mapping to go is before it is asked for.
+    if (rules.vanish &&
+        __atomic_load_n(&mappings[i].unmapped, __ATOMIC_SEQ_CST)) {
+      note("it went before");
+      session->references[i] = 0;
+      drop_mapping(session, &mappings[i]);
+      return fail(EINVAL);
+    }
+    if (!--session->references[i])
+      drop_mapping(session, &mappings[i]);
     return 0;
   }
   return fail(EINVAL);

@@ -88,6 +88,10 @@ int close(int fd) {
   enum kind kind = kind_of(fd);
   if (kind != NONE)
     kinds[fd] = NONE;
+  if (kind == MEMORY)
+    for (int node = 0; node < MAX_FDS; node++)
+      if (kinds[node] == SESSION && session_maps(sessions[node], fd))
+        report("descriptor %d is closed while the DSP can map it", fd);
   if (kind == SESSION) {
     note("close of the DSP's node: descriptor %d", fd);
     session_close(sessions[fd]);

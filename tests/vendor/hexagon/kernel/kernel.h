@@ -33,6 +33,19 @@ struct rules {
   int no_ieee;
   // Another process holds VTCM for that long after the start.
   uint32_t vtcm_held_ms;
+  // Symbols that the DSP's loader refuses, each after a space.
+  char blacklist[sizeof(((struct control *)0)->blacklist)];
+  // The loader refuses a library with a weak import that is missing.
+  int no_weak;
+  // The shell lacks the function that changes the priority of a holder of VTCM.
+  int no_priority;
+  // A mapping goes at the end of a call in which the DSP has unmapped it.
+  int vanish;
+  // What is unmapped takes room in the window until a call of the library ends.
+  int late_unmap;
+  // The request to unmap that fails, from 1; 0 for none; and whether it has.
+  int unmap_fails_at;
+  int unmap_has_failed;
 };
 extern struct rules rules;
 void rules_init(void);
@@ -49,6 +62,8 @@ void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // device.c: a file descriptor of /dev/fastrpc-cdsp.
 struct session *session_open(void);
 void session_close(struct session *session);
+// Returns whether a descriptor is the number of a mapping.
+int session_maps(struct session *session, int fd);
 // Returns what ioctl returns, with errno.
 int session_ioctl(struct session *session, unsigned long request, void *arg);
 

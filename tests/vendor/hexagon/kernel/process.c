@@ -210,7 +210,7 @@ struct process *process_start(const char *library, uint32_t stack_bytes) {
     free(process);
     return NULL;
   }
-  char *stack = getenv("LOOP_STACK");
+  char *stack = getenv("LOOP_STACK"), *arch = getenv("LOOP_ARCH");
   *process->control = (struct control){
       .host_pid = getpid(),
       .process = ++last,
@@ -218,9 +218,13 @@ struct process *process_start(const char *library, uint32_t stack_bytes) {
       .rules = (rules.refuse_votes ? RULE_VOTES : 0) |
                (rules.whole_pages ? RULE_WHOLE_PAGES : 0) |
                (rules.dma_stuck ? RULE_DMA_STUCK : 0) |
+               (rules.no_weak ? RULE_NO_WEAK : 0) |
+               (rules.no_priority ? RULE_NO_PRIORITY : 0) |
                rules.workers << RULE_WORKERS_SHIFT,
       .verbose = (uint32_t)verbose,
+      .arch = arch ? (uint32_t)strtoul(arch, NULL, 0) : 0,
   };
+  memcpy(process->control->blacklist, rules.blacklist, sizeof rules.blacklist);
   for (int i = 0; i < CHANNELS; i++) {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair)) {
@@ -391,7 +395,7 @@ void process_end(struct process *process) {
     close(process->control->mappings[i].kernel_fd);
     left++;
   }
-  if (left && !died)
+  if (left && !died && !rules.unmap_has_failed)
     report("process %u: %d mappings left at its end", process->control->process,
            left);
   munmap(process->control, CONTROL_BYTES);

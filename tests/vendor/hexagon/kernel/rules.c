@@ -45,7 +45,16 @@ void report(const char *format, ...) {
   va_end(args);
 }
 
-static void apply(const char *name, long long number) {
+static void refuse_symbol(const char *symbol) {
+  size_t used = strlen(rules.blacklist), left = sizeof rules.blacklist - used;
+  if (snprintf(rules.blacklist + used, left, " %s", symbol) >= (int)left) {
+    report("LOOP_RULES: the blacklist is too long at %s", symbol);
+    _exit(2);
+  }
+}
+
+static void apply(const char *name, const char *value) {
+  long long number = value ? strtoll(value, NULL, 0) : 1;
   if (!strcmp(name, "any-length"))
     rules.whole_pages = 0;
   else if (!strcmp(name, "window"))
@@ -64,6 +73,18 @@ static void apply(const char *name, long long number) {
     rules.no_ieee = 1;
   else if (!strcmp(name, "workers"))
     rules.workers = (uint32_t)number + 1;
+  else if (!strcmp(name, "blacklist") && value)
+    refuse_symbol(value);
+  else if (!strcmp(name, "no-weak"))
+    rules.no_weak = 1;
+  else if (!strcmp(name, "no-priority"))
+    rules.no_priority = 1;
+  else if (!strcmp(name, "vanish"))
+    rules.vanish = 1;
+  else if (!strcmp(name, "late-unmap"))
+    rules.late_unmap = 1;
+  else if (!strcmp(name, "unmap-failed"))
+    rules.unmap_fails_at = (int)number;
   else if (!strcmp(name, "vtcm-held"))
     rules.vtcm_held_ms = (uint32_t)number;
   else {
@@ -83,7 +104,7 @@ void rules_init(void) {
     if (value)
       *value++ = 0;
     if (*rule)
-      apply(rule, value ? strtoll(value, NULL, 0) : 1);
+      apply(rule, value);
   }
   free(copy);
 }
