@@ -1,7 +1,6 @@
 # The commands of the project. Everything fetched or built goes into target/; scripts/ holds the work.
 #
 # LLAMA_CPP_DIR  a patched llama.cpp to build instead of the fetched one (patches/README.md)
-# FASTRPC_DIR    a checkout of qualcomm/fastrpc: `make vendor` builds libcdsprpc from it
 # HEXAGON_QEMU   a qemu-hexagon with HVX floating point, for `make dsp` and `make vendor`
 # VENDOR         rknn: `make vendor` runs the Rockchip device under Rockchip's own librknnrt 1.5.2 instead
 # MODULE         the part of the code that `make mutants` puts faults into; all parts if not given
@@ -122,7 +121,7 @@ dsp:
 # docs/internals/vendor-loop.md has the picture; a part that is missing is skipped with a printed reason.
 # VENDOR=rknn: the same page, and the licence that this accepts in scripts/vendor_rknn.py.
 vendor:
-	@$(PYTHON) scripts/test.py $(if $(filter rknn,$(VENDOR)),rknn-vendor,all-vendor)
+	@$(PYTHON) scripts/test.py $(if $(filter rknn,$(VENDOR)),rknn-vendor,build all-vendor)
 
 fuzz:
 	@$(PYTHON) scripts/fuzz.py $(if $(HOURS),--hours $(HOURS))

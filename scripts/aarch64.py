@@ -34,6 +34,9 @@ COUNT_CPU = "cortex-a76"
 # Selected together, as for `build.tool`, the tool and the library need each crate once.
 TOOL_PACKAGES = ["--package", "ggml-rust-npu", "--package", "ggml-npu"]
 
+# For what leaves the Hexagon kernels to an emulated DSP, or has none: optimizing them takes longer than all else.
+QUICK = ["--config", "profile.dev.package.hexagon-ops.opt-level=0"]
+
 # K of the counts: a short row with a Hadamard block of 64, and a long one with a block of 4096.
 DEPTHS = [576, 4096]
 

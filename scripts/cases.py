@@ -17,10 +17,15 @@ def supported(chip, **settings):
     program = project.binary("test-backend-ops")
     done = subprocess.run([program, "support", "-b", device_of(chip), "--output", "csv"], stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=device_env(chip, **settings))
-    rows = csv.DictReader(io.StringIO(done.stdout[done.stdout.find('"'):]))
-    claimed = [(row["op_name"], row["op_params"]) for row in rows if row["supported"] in ("yes", "true", "1")]
+    return claimed(done.stdout)
+
+
+def claimed(table):
+    """Returns the cases of a table that `test-backend-ops support --output csv` printed."""
+    rows = csv.DictReader(io.StringIO(table[table.find('"'):]))
+    found = [(row["op_name"], row["op_params"]) for row in rows if row["supported"] in ("yes", "true", "1")]
     # Several of upstream's cases have the same text; a list of texts runs all of them.
-    return list(dict.fromkeys(claimed))
+    return list(dict.fromkeys(found))
 
 
 def types(parameters):

@@ -4,6 +4,7 @@ apt checks each file against the archive's signature. The sums of the packages t
 list that a mirror has not refreshed for longer than its signature promises is as good as a new one.
 """
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -19,8 +20,11 @@ class Missing(Exception):
     """A part that this machine cannot have; the text says which and why."""
 
 
-def unpacked(root, suite, architecture, pinned, others):
-    """The folder `root` with packages in it; those pinned are {name: (version, sha256)}, of the others any version."""
+def unpacked(parent, suite, architecture, pinned, others):
+    """A folder in `parent` with packages in it; those pinned are {name: (version, sha256)}, of the others any version."""
+    # Other packages have another folder.
+    digest = hashlib.sha256(repr((sorted(pinned.items()), others)).encode()).hexdigest()[:8]
+    root = parent / f"debian-{architecture}-{digest}"
     # Tests that run side by side want the same packages.
     with locked(TARGET / f"apt-{architecture}"):
         return root if root.exists() else unpack(root, suite, architecture, pinned, others)

@@ -8,7 +8,6 @@ pywhispercpp   1.5.1 of PyPI, whose ggml 0.13.1 is one that the plugin refuses
 A program that this machine cannot have raises Missing, with the reason.
 """
 
-import hashlib
 import platform
 import shutil
 import zipfile
@@ -80,22 +79,16 @@ def need_x86_64():
         raise Missing(f"the stock programs are for x86_64, this machine is {platform.machine()}")
 
 
-def debian_root(architecture, pinned):
-    """A folder with packages; another one for other packages."""
-    digest = hashlib.sha256(repr((sorted(pinned.items()), DEBIAN_OTHERS)).encode()).hexdigest()[:8]
-    return debian.unpacked(STOCK / f"debian-{architecture}-{digest}", DEBIAN_SUITE, architecture, pinned, DEBIAN_OTHERS)
-
-
 def debian_programs():
     need_x86_64()
-    return Debian(debian_root("amd64", DEBIAN_PINNED))
+    return Debian(debian.unpacked(STOCK, DEBIAN_SUITE, "amd64", DEBIAN_PINNED, DEBIAN_OTHERS))
 
 
 def debian_arm64_programs():
     """Those for aarch64, under qemu-aarch64."""
     if aarch64.qemu() is None:
         raise Missing("qemu-aarch64 is not installed; on Debian: apt-get install qemu-user")
-    root = debian_root("arm64", DEBIAN_ARM64_PINNED)
+    root = debian.unpacked(STOCK, DEBIAN_SUITE, "arm64", DEBIAN_ARM64_PINNED, DEBIAN_OTHERS)
     return Debian(root, "aarch64-linux-gnu", (aarch64.qemu(), "-L", str(root)))
 
 

@@ -30,16 +30,13 @@ MEMBER = "rknpu.libs/librknnrt-db603b2a.so"
 LIBRARY = TARGET / "vendor" / "rknn" / "librknnrt.so"
 LIBRARY_SHA256 = "1b278f220361ffda3a91ba69affb650c2dd8acaa295b6883da8d6ea966fb8e32"
 
-# Compiled for another processor: the Hexagon kernels are not used, and optimizing them takes longer than all else.
-QUICK = ["--config", "profile.dev.package.hexagon-ops.opt-level=0"]
-
 # Tests of tests/vendor/rockchip/tests that must have run.
 MIN_TESTS = 4
 
 
 def cargo(task, *args):
     """A cargo command for the loop's package, built for the boards' processor."""
-    return ["cargo", task, "--locked", "--target", aarch64.RUST_TARGET, "--package", "rknn-loop", *QUICK, *args]
+    return ["cargo", task, "--locked", "--target", aarch64.RUST_TARGET, "--package", "rknn-loop", *aarch64.QUICK, *args]
 
 
 def loop():

@@ -8,7 +8,7 @@ use hexagon_ops::ffi::{
 use test_kit::{Header, layout};
 
 #[test]
-#[ignore = "needs FastRPC's headers in the folder FASTRPC_INCLUDE: make vendor with FASTRPC_DIR"]
+#[ignore = "needs FastRPC's headers in the folder FASTRPC_INCLUDE: make test fetches them"]
 fn structs_and_values_are_those_of_fastrpcs_headers() {
     let mut header = Header::of("FASTRPC_INCLUDE", &["remote.h", "rpcmem.h"]);
     layout!(header, RemoteArg = "remote_arg" { pv = "buf.pv", len = "buf.nLen" });

@@ -12,6 +12,8 @@ import random_model
 from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, device_env, listed_devices, server
 from stocked import DebianStock
 
+# Embedding, hidden size of the feed-forward network, heads.
+SIZES = 512, 2560, 8
 TRAINED = 131072
 # What -fit leaves free on each device, and the shortest context that it makes, unless it is told another.
 MARGIN_MIB, SHORTEST = 1024, 4096
@@ -35,7 +37,7 @@ class Fit(Case):
         super().setUpClass()
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
-        cls.random_model = random_model.write(Path(folder.name) / "random.gguf", 43, embedding=512, hidden=2560, heads=8, context=TRAINED)
+        cls.random_model = random_model.write(Path(folder.name) / "random.gguf", 43, *SIZES, context=TRAINED)
 
     def fitted(self, environment, *args):
         """The context that llama-fit-params has the programs use."""
@@ -104,7 +106,7 @@ class DebianFit(DebianStock):
 
     def test_a_context_that_does_not_fit_is_shortened(self):
         with tempfile.TemporaryDirectory() as folder:
-            model = random_model.write(Path(folder) / "random.gguf", 43, embedding=512, hidden=2560, heads=8, context=TRAINED)
+            model = random_model.write(Path(folder) / "random.gguf", 43, *SIZES, context=TRAINED)
             for chip in HEXAGON, SIMULATED:
                 with self.subTest(chip):
                     contexts = [int(re.search(r"-c (\d+)", self.run_stock(

@@ -8,8 +8,9 @@ from unittest import mock
 
 from harness import Case, cpu_env
 
+import debian
 import vendor_parts
-from project import ROOT
+from project import ROOT, Problem
 
 QEMU = ROOT / "hexagon-ops" / "tools" / "qemu"
 
@@ -83,50 +84,66 @@ class Emulator(Case):
         self.assertEqual([call.args[0] for call in run.call_args_list], [[QEMU / "build.sh", program.parent]] * 2)
 
 
-class Library(Case):
-    """libcdsprpc of FASTRPC_DIR, by a compiler that writes its sources one after the other."""
+class Packages(Case):
+    """Debian's packages, by stand-ins for apt's client that leave empty files."""
 
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.root = Path(scratch.name)
-        self.compiler = mock.Mock(side_effect=self.compile)
-        for name, value in {"VENDOR": self.root / "vendor", "compiler": mock.Mock(return_value="gcc"),
-                            "run": self.compiler}.items():
-            patch = mock.patch.object(vendor_parts, name, value)
+        self.commands = []
+        for module, name, value in [(debian, "TARGET", self.root), (debian, "run", self.command),
+                                    (debian, "mirrors", lambda: ["http://debian.invalid/debian"]),
+                                    (debian.shutil, "which", lambda tool: tool), (vendor_parts, "VENDOR", self.root)]:
+            patch = mock.patch.object(module, name, value)
             patch.start()
             self.addCleanup(patch.stop)
 
+    def command(self, args, log, env=None, cwd=None):
+        self.commands.append(args)
+        if "download" in args:
+            for name in args[args.index("download") + 1:]:
+                (cwd / f"{name.replace('=', '_')}_arm64.deb").write_bytes(b"")
+
+    def downloaded(self):
+        return [args[args.index("download") + 1:] for args in self.commands if "download" in args]
+
+    def test_headers_are_of_the_version_of_the_library(self):
+        with mock.patch.object(debian.fetch, "sha256", self.right_sums), \
+                mock.patch.object(debian, "environment", self.environment):
+            headers = vendor_parts.fastrpc_headers()
+        self.assertEqual(headers.parts[-3:], ("usr", "include", "fastrpc"))
+        (names,) = self.downloaded()
+        versions = {name.partition("=")[2] for name in names if name.startswith("libfastrpc")}
+        self.assertEqual(len([name for name in names if name.startswith("libfastrpc")]), 2)
+        self.assertEqual(len(versions), 1)
+
+    def test_package_with_other_bytes_is_refused(self):
+        with mock.patch.object(debian, "environment", self.environment), \
+                self.assertRaisesRegex(Problem, "libfastrpc.* has sha256 [0-9a-f]{64}, not [0-9a-f]{64}"):
+            vendor_parts.fastrpc_headers()
+
+    def test_list_of_packages_that_has_expired_is_used(self):
+        env, _ = debian.environment("sid", "arm64")
+        settings = Path(env["APT_CONFIG"]).read_text(encoding="utf-8")
+        self.assertIn('Acquire::Check-Valid-Until "false";', settings)
+
+    def test_whole_loop_has_the_short_ones_packages_and_no_program_without_a_sum(self):
+        with mock.patch.object(debian.fetch, "sha256", self.right_sums), \
+                mock.patch.object(debian, "environment", self.environment):
+            roots = [vendor_parts.fastrpc_root(), vendor_parts.whole_root()]
+        self.assertNotEqual(*roots)
+        short, whole = map(set, self.downloaded())
+        self.assertLess(short, whole)
+        free = {name for name in whole if "=" not in name}
+        self.assertFalse([name for name in free if re.search("llama|ggml|fastrpc", name)], free)
+
+    def environment(self, suite, architecture):
+        folder = self.root / f"files{len(self.commands)}"
+        folder.mkdir()
+        return {}, folder
+
     @staticmethod
-    def compile(args, log, cwd):
-        text = "".join((cwd / name).read_text(encoding="utf-8") for name in args if str(name).endswith(".c"))
-        args[args.index("-o") + 1].write_text(text, encoding="utf-8")
-
-    def checkout(self, name):
-        folder = self.root / name
-        for file, text in {"src/Makefile.am": "LIBDSPRPC_SOURCES = a.c\n", "src/a.c": name,
-                           "src/fastrpc_config_parser.c": " parser", "inc/a.h": ""}.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(text, encoding="utf-8")
-            os.utime(folder / file, (1, 1))
-        return folder
-
-    def built(self, checkout):
-        return vendor_parts.native_library(checkout).read_text(encoding="utf-8")
-
-    def test_another_checkout_gives_another_library(self):
-        one, two = self.checkout("one"), self.checkout("two")
-        self.assertEqual([self.built(each) for each in (one, two, one)], ["one parser", "two parser", "one parser"])
-
-    def test_edited_source_gives_another_library_and_the_same_one_no_build(self):
-        folder = self.checkout("one")
-        self.built(folder)
-        self.built(folder)
-        self.assertEqual(self.compiler.call_count, 1)
-        (folder / "src" / "a.c").write_text("edited", encoding="utf-8")
-        # As an archive unpacks it.
-        os.utime(folder / "src" / "a.c", (1, 1))
-        self.assertEqual(self.built(folder), "edited parser")
-        (folder / "inc" / "a.h").write_text("edited", encoding="utf-8")
-        self.built(folder)
-        self.assertEqual(self.compiler.call_count, 3)
+    def right_sums(file):
+        pinned = vendor_parts.FASTRPC_PINNED | vendor_parts.PROGRAMS_PINNED
+        return pinned[file.name.partition("_")[0]][1]

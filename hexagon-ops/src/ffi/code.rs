@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "needs FastRPC's headers in the folder FASTRPC_INCLUDE: make vendor with FASTRPC_DIR"]
+    #[ignore = "needs FastRPC's headers in the folder FASTRPC_INCLUDE: make test fetches them"]
     fn codes_are_those_of_fastrpcs_headers() {
         let mut header = test_kit::Header::of("FASTRPC_INCLUDE", &["AEEStdErr.h"]);
         header.expect("(int)DSP_AEE_EOFFSET", DSP_OFFSET.cast_signed());

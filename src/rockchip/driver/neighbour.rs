@@ -40,6 +40,12 @@ pub(super) fn with_lock(nodes: &[PathBuf], byte: u16) -> Vec<String> {
     locked.map(|process| process.name).collect()
 }
 
+/// Returns the number of processes beside this one that have the NPU open, as far as this user may see them.
+#[must_use]
+pub fn count() -> usize {
+    with_open(Path::new("/proc"), &lock::npu_nodes()).len()
+}
+
 /// Returns the processes but this one that have one of `nodes` open.
 fn with_open(proc: &Path, nodes: &[PathBuf]) -> Vec<Neighbour> {
     if nodes.is_empty() {
