@@ -108,7 +108,8 @@ class Serving(Case):
         with server(models.variant("Q4_1"), env(), *SMALL, "-c", 512, "-np", 1, name="hexagon-chat") as running:
             for question in QUESTIONS:
                 body = {"messages": [{"role": "user", "content": question}], "max_tokens": TOKENS, "temperature": 0, "seed": 1}
-                first, again = (running.post("/v1/chat/completions", dict(body, cache_prompt=cached)) for cached in (False, True))
+                first, again = (running.post("/v1/chat/completions", dict(body, cache_prompt=is_cached))
+                                for is_cached in (False, True))
                 with self.subTest(question):
                     self.assertGreater(first["timings"]["prompt_n"], 32)
                     self.assertEqual(again["timings"]["prompt_n"], 1)

@@ -126,7 +126,7 @@ fn a_pack_holds_what_the_chip_takes_and_inspect_shows_it() {
         ("Rockchip FP16", 0.0, 1e-7),
         // absmax / 127 / sqrt(12), in standard deviations of a normal row, of which absmax is 2 to 4.5.
         ("Rockchip INT8", 1e-5, 1.1e-4),
-        ("Rockchip Int4", 3e-3, 3e-2),
+        ("Rockchip INT4", 3e-3, 3e-2),
     ]) {
         assert!(layout.starts_with(want), "{name}: {layout}");
         assert!(
@@ -143,7 +143,7 @@ fn a_pack_holds_what_the_chip_takes_and_inspect_shows_it() {
     for word in [
         "pack 1 for rk3588",
         "64x40",
-        "Rockchip Int4 v1",
+        "Rockchip INT4 v1",
         "3 tensors",
     ] {
         assert!(shown.contains(word), "{word:?} is not in {shown}");
