@@ -77,6 +77,14 @@ pub fn take() -> Vec<Calls> {
     std::mem::take(&mut *RECORD.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// Returns the calls since the last [`take`], and keeps them.
+pub fn so_far() -> Vec<Calls> {
+    RECORD
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone()
+}
+
 /// Makes a call and records it.
 pub(crate) fn record<R: Result>(
     function: &'static str,

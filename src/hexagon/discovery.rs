@@ -57,6 +57,16 @@ impl SessionPlan {
         HexDevice::untested(name, &self.rpc, self.caps, self.options(config))
     }
 
+    /// Returns another session on the same DSP.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        Self {
+            rpc: Arc::clone(&self.rpc),
+            number: u32::from(self.number == 0),
+            ..*self
+        }
+    }
+
     /// Returns the vendor's library.
     #[must_use]
     pub fn rpc(&self) -> &FastRpc {

@@ -70,6 +70,33 @@ fn lines(report: &str) -> Vec<(&str, &str)> {
     lines.collect()
 }
 
+/// Versions of the schema, and the hashes of their keys.
+const SCHEMAS: [(u32, u128); 1] = [(2, 333595845334153475009534438202331806988)];
+
+#[test]
+fn other_keys_have_another_version() {
+    let rows = GUIDE.lines().filter(|line| line.starts_with("| `"));
+    let mut keys: Vec<_> = rows
+        .flat_map(|row| row.trim_matches('|').split(" | ").next())
+        .flat_map(str::split_whitespace)
+        .collect();
+    keys.sort_unstable();
+    let hash = xxhash_rust::xxh3::xxh3_128(keys.join(" ").as_bytes());
+    let (version, known) = SCHEMAS[SCHEMAS.len() - 1];
+    assert_eq!(
+        hash, known,
+        "the keys of docs/guide/probe.md are others: raise SCHEMA of tool/src/probe/mod.rs, and add a row with the hash here"
+    );
+    let versions = SCHEMAS.map(|(version, _)| version);
+    assert!(versions.is_sorted_by(|a, b| a < b), "{versions:?}");
+    let report = text(&probe(&[("GGML_RUST_NPU_SIM", "rk3566")]));
+    assert!(
+        report.starts_with(&format!("probe.schema: {version}\n")),
+        "{report}"
+    );
+    assert!(GUIDE.contains(&format!("| version of this page: {version} |")));
+}
+
 fn holds_the_schema(report: &str, device: &str) {
     let (schema, lines) = (schema(device), lines(report));
     for (key, _) in &lines {
@@ -234,4 +261,46 @@ fn a_device_that_computes_wrong_is_measured_all_the_same() {
         "{report}"
     );
     holds_the_schema(&report, "hex0");
+}
+
+#[test]
+fn reports_in_the_tree_are_of_this_tree() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/results");
+    let mut found = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if !name.starts_with("probe-") {
+            continue;
+        }
+        found += 1;
+        let mut report = std::fs::read_to_string(&path).unwrap();
+        let device = if name.contains("-rk") {
+            "rknpu0"
+        } else {
+            "hex0"
+        };
+        if device == "rknpu0" {
+            // A machine with one NPU says why it has not the other.
+            let lines = report.split_inclusive('\n');
+            report = lines.filter(|line| !line.starts_with("hex0.")).collect();
+        }
+        holds_the_schema(&report, device);
+        tells_nothing_about_people(&report);
+        let (version, _) = SCHEMAS[SCHEMAS.len() - 1];
+        let mut wanted = vec![format!("probe.schema: {version}\n")];
+        if device == "hex0" {
+            wanted.push(format!(
+                "hex0.dsp.protocol: {}\n",
+                hexagon_ops::wire::VERSION
+            ));
+        }
+        for line in wanted {
+            assert!(
+                report.contains(&line),
+                "{name} lacks {line:?}: scripts/probes.py writes it"
+            );
+        }
+    }
+    assert_eq!(found, 10, "reports");
 }

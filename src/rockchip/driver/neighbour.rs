@@ -16,6 +16,12 @@ pub fn warn() {
     }
 }
 
+/// Returns the number of processes beside this one that have the NPU open, as far as this user may see them.
+#[must_use]
+pub fn count() -> usize {
+    with_open(Path::new("/proc"), &lock::npu_nodes(), std::process::id()).len()
+}
+
 /// Returns the processes but `own` that have one of `nodes` open: name and number, and the first such node.
 fn with_open(proc: &Path, nodes: &[PathBuf], own: u32) -> Vec<(String, PathBuf)> {
     if nodes.is_empty() {

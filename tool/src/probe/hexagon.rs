@@ -13,7 +13,7 @@ use hexagon_ops::ffi::{arch_of, attribute, describe};
 use hexagon_ops::layout::{LINE_BYTES, WeightType};
 use hexagon_ops::wire::{self, Command, SOURCES, TYPE_F16, TYPE_F32, Tensor, TensorOp, VOTES};
 
-use super::{Lines, library, median, microseconds, timed};
+use super::{Lines, finding, library, median, microseconds, timed};
 
 /// The attributes that a DSP can be asked for.
 const ATTRIBUTES: [(&str, u32); 11] = [
@@ -75,8 +75,15 @@ pub(super) fn add(
     let opened = session.untested(&name, config);
     let is_open = opened.is_ok();
     match opened {
-        Ok(device) => add_open(lines, &device),
-        Err(error) => lines.add("opened", format!("none ({error})")),
+        Ok(device) => {
+            finding::add_loading(lines);
+            add_open(lines, &device);
+            finding::add_session(lines, device.npu(), &session, config);
+        }
+        Err(error) => {
+            lines.add("opened", format!("none ({error})"));
+            finding::add_loading(lines);
+        }
     }
     lines.add_calls();
     is_open
@@ -169,7 +176,7 @@ fn tensor(buffer: &DeviceBuffer, dtype: u32, offset: usize, ne: [usize; 4]) -> T
     }
 }
 
-fn zeroed(npu: &HexNpu, bytes: usize) -> Result<DeviceBuffer> {
+pub(super) fn zeroed(npu: &HexNpu, bytes: usize) -> Result<DeviceBuffer> {
     let buffer = npu.allocate(bytes)?;
     buffer.write(0..bytes, |out| out.fill(0));
     Ok(buffer)
@@ -181,12 +188,12 @@ fn batch<B: wire::Body>(body: &B, buffer: &DeviceBuffer) -> Batch {
     batch
 }
 
-fn submit(npu: &HexNpu, batch: &Batch) -> Result<Duration> {
+pub(super) fn submit(npu: &HexNpu, batch: &Batch) -> Result<Duration> {
     npu.submit(batch).map_err(|failed| failed.error)
 }
 
 /// Returns a copy of `elements` f32.
-fn copy(buffer: &DeviceBuffer, elements: usize) -> Batch {
+pub(super) fn copy(buffer: &DeviceBuffer, elements: usize) -> Batch {
     let none: Tensor = bytemuck::Zeroable::zeroed();
     let mut src = [none; SOURCES];
     src[0] = tensor(buffer, TYPE_F32, 0, [elements, 1, 1, 1]);

@@ -19,6 +19,7 @@ use self::private::Private;
 use crate::text::plain;
 use crate::{NO_DEVICE, ToolError, devices};
 
+mod finding;
 mod hexagon;
 mod library;
 mod machine;
@@ -26,7 +27,7 @@ mod private;
 mod rockchip;
 
 /// Version of the lines' meaning.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
 /// The lines.
 #[derive(Debug, Default)]

@@ -13,7 +13,7 @@ use ggml_rust_npu::rockchip::driver::{Context, Memory, Rknn, RunOperands};
 use ggml_rust_npu::rockchip::{RkDevice, discovery, selftest};
 use rknpu_ops::ffi::{CoreMask, MatmulInfo};
 
-use super::{Lines, library, machine, median, microseconds, timed};
+use super::{Lines, finding, library, machine, median, microseconds, timed};
 
 /// Files in which the kernel's driver tells about itself; some are for root only.
 const DRIVER_FILES: [(&str, &str); 5] = [
@@ -112,6 +112,7 @@ fn add_open(lines: &mut Lines, rknn: &Arc<Rknn>, device: &RkDevice, config: &Con
             Err(error) => lines.add(&format!("time.sync_{key}"), format!("none ({error})")),
         }
     }
+    finding::add_rockchip(lines, rknn, mask);
     for precision in [Precision::Int8, Precision::Fp16] {
         let name = format!("{precision:?}").to_lowercase();
         for m in [1, 64] {

@@ -251,3 +251,26 @@ fn pages_of_devices_have_each_line() {
         }
     }
 }
+
+#[test]
+fn pages_of_devices_have_no_other_line() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide");
+    for page in ["phone.md", "snapdragon-linux.md", "rockchip.md"] {
+        let text = std::fs::read_to_string(guide.join(page)).expect("a page");
+        let mut rows: Vec<_> = (text.lines())
+            .skip_while(|line| *line != "| it says | and to do |")
+            .skip(2)
+            .take_while(|line| line.starts_with('|'))
+            .collect();
+        let wanted = LINES.iter().filter(|(_, pages)| pages.contains(&page));
+        let mut wanted: Vec<_> = wanted
+            .map(|(line, _)| {
+                let cells = line.replace('|', "\\|").replacen("; ", "` | `", 1);
+                format!("| `{cells}` |")
+            })
+            .collect();
+        wanted.sort_unstable();
+        rows.sort_unstable();
+        assert_eq!(rows, wanted, "{page}");
+    }
+}
