@@ -220,6 +220,8 @@ fn calls_are_listed_with_their_codes_also_those_that_fail() {
         line.unwrap().1.contains(" = 0x80000406, 1 times"),
         "{report}"
     );
+    let loader = "hex0.finding.loader: refuses our library: AEE_EUNABLETOLOAD (0x80000406)";
+    assert!(report.contains(loader), "{report}");
 }
 
 #[test]

@@ -38,7 +38,12 @@ fn loader(calls: &[Calls]) -> String {
     let ours = |calls: &&Calls| {
         calls.function == "remote_handle64_open" && calls.arguments.contains("skel")
     };
-    match calls.iter().filter(ours).map(|calls| calls.returned).last() {
+    match calls
+        .iter()
+        .filter(ours)
+        .map(|calls| calls.returned)
+        .next_back()
+    {
         Some(Returned::Code(0)) => "takes our library with all of its imports".into(),
         Some(Returned::Code(code)) => format!("refuses our library: {}", describe(code)),
         _ => "none (our library was not opened)".into(),
@@ -201,4 +206,71 @@ fn fresh_results(rknn: &Arc<Rknn>, mask: Option<CoreMask>) -> Result<u32> {
         wrong += u32::from(multiply(Memory::new(&owner, M * N * 4)?)? != right);
     }
     Ok(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn calls(function: &'static str, arguments: &str, returned: Returned, count: u32) -> Calls {
+        Calls {
+            function,
+            arguments: arguments.into(),
+            returned,
+            count,
+            total: Duration::ZERO,
+            longest: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn loader_is_judged_by_the_last_library_of_ours() {
+        let open = |uri, code| calls("remote_handle64_open", uri, Returned::Code(code), 1);
+        let first = open("file:///libggml_rust_npu_skel_v73.so", 0x3039);
+        let second = open("file:///libggml_rust_npu_skel_v73q.so", 0);
+        let other = open("file:///libanother.so", 0);
+        assert!(loader(&[]).starts_with("none ("));
+        assert!(loader(std::slice::from_ref(&other)).starts_with("none ("));
+        assert!(
+            loader(&[first.clone(), other])
+                .starts_with("refuses our library: unknown FastRPC code 0x3039")
+        );
+        assert!(loader(&[first, second]).starts_with("takes "));
+    }
+
+    #[test]
+    fn rpcmem_init_is_needed_if_memory_came_after_it() {
+        let memory = |valid| calls("rpcmem_alloc2", "4096 bytes", Returned::Valid(valid), 1);
+        let init = calls("rpcmem_init", "", Returned::Nothing, 1);
+        assert!(first_allocation(&[]).starts_with("none ("));
+        assert!(first_allocation(&[memory(false)]).starts_with("none ("));
+        assert_eq!(first_allocation(&[memory(true)]), "not needed");
+        assert_eq!(
+            first_allocation(&[memory(false), init, memory(true)]),
+            "needed"
+        );
+    }
+
+    #[test]
+    fn answers_to_unmapping_are_counted_by_code() {
+        let unmap =
+            |bytes, code, count| calls("fastrpc_munmap", bytes, Returned::Code(code), count);
+        assert!(unmapped(&[]).starts_with("none ("));
+        let some = [unmap("1", 0, 3), unmap("2", 0, 4), unmap("1", 0x3039, 2)];
+        let answer = unmapped(&some);
+        assert!(
+            answer.starts_with("still mapped, 7 times; unknown FastRPC code 0x3039"),
+            "{answer}"
+        );
+        assert!(answer.ends_with(", 2 times"), "{answer}");
+    }
+
+    #[test]
+    fn foreign_buffers_are_counted() {
+        assert_eq!(right(vec![true; 16]), "right, 16 buffers");
+        assert_eq!(
+            right(vec![true, false, false]),
+            "FOREIGN memory in 2 of 3 buffers"
+        );
+    }
 }
