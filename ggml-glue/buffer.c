@@ -144,8 +144,8 @@ static uint64_t bit_of(const struct glue_device *device) {
 }
 
 // Notes that a model is measured when a tensor's size is asked for. llama.cpp's
-// `-fit` asks about tensors that lie in dummy buffers; tensors that are about to
-// be allocated lie in none.
+// `-fit` asks about tensors that lie in dummy buffers; tensors that are about
+// to be allocated lie in none.
 static void note_size_of(const struct glue_device *device,
                          const struct ggml_tensor *tensor) {
   if (tensor->view_src == NULL && tensor->data == NULL &&
@@ -198,8 +198,8 @@ static size_t host_get_alloc_size(ggml_backend_buffer_type_t buft,
 //
 // - Once after a model was measured, because llama.cpp's `-fit` compares the
 //   free memory of a device with what is not host memory. Caches, results and
-//   small weights take the device's share of memory, too. `-fit` asks this right
-//   after the sizes, once for each buffer type.
+//   small weights take the device's share of memory, too. `-fit` asks this
+//   right after the sizes, once for each buffer type.
 // - For a device that has slices of tensors. ggml's device for `-sm tensor`
 //   passes the answer on as its own, and llama.cpp would then read a file into
 //   the addresses of its tensors, which are placeholders. It asks about places

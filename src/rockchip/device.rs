@@ -261,7 +261,7 @@ impl RkNpu {
         Ok(WeightMemory::new(memory, share))
     }
 
-    /// Makes a place for a weight at `offset` of `memory`; see [`WeightMemory::place`].
+    /// Makes a place for a weight at `offset` of `memory`; see `WeightMemory::place`.
     ///
     /// # Errors
     /// `OutOfMemory`, `OutOfDescriptors` or `Busy`.
