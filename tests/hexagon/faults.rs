@@ -30,6 +30,14 @@ fn start(faults: &str) -> Result<std::sync::Arc<ggml_rust_npu::hexagon::HexDevic
     device_with(sim, options)
 }
 
+/// Returns the submissions and the allocations of a device until it has started.
+fn of_start() -> (u64, u64) {
+    let device = device_with(strict(75), OPTIONS).unwrap();
+    let machine = device.npu().rpc().stand_in().unwrap();
+    let allocations = machine.calls("rpcmem_alloc") + machine.calls("rpcmem_alloc2");
+    (machine.submissions(), allocations)
+}
+
 /// Multiplies until something fails: the error, and how long the failing call took.
 fn until_failure(faults: &str) -> (Error, Duration) {
     let began = Instant::now();
@@ -112,7 +120,8 @@ fn a_start_that_fails_names_the_call() {
 
 #[test]
 fn memory_that_cannot_be_had_later_is_an_error_that_passes() {
-    let device = start("rpcmem_alloc:29=-1,rpcmem_alloc2:29=-1").unwrap();
+    let nth = of_start().1 + 2;
+    let device = start(&format!("rpcmem_alloc:{nth}=-1,rpcmem_alloc2:{nth}=-1")).unwrap();
     let mut numbers = Numbers::new(41);
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
     let mut failures = 0;
@@ -149,14 +158,15 @@ fn an_allocator_is_made_ready_once_and_only_before_its_first_allocation() {
     };
     assert_eq!(calls_of(false, ""), (0, 0));
     assert_eq!(calls_of(true, ""), (1, 0));
-    assert_eq!(calls_of(false, "rpcmem_alloc2:29=2"), (0, 1));
+    let later = format!("rpcmem_alloc2:{}=2", of_start().1 + 2);
+    assert_eq!(calls_of(false, &later), (0, 1));
     // One that fails for another reason is asked once more.
     assert_eq!(calls_of(false, "rpcmem_alloc2:1=2"), (1, 0));
 }
 
 #[test]
 fn one_lost_device_leaves_the_others_alone() {
-    let broken = start("dsp:55=hang").unwrap();
+    let broken = start(&format!("dsp:{}=hang", of_start().0 + 5)).unwrap();
     let healthy = device();
     let mut numbers = Numbers::new(42);
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);

@@ -63,7 +63,7 @@ fn the_self_test_multiplies_all_types_on_both_units_few_rows_and_long_ones() {
     let other_rows = ["Q4_0 M=5 ", "Q4_0 M=16 ", "Q4_0 M=33 ", "Q4_0 M=3 K=16384 "];
     let types = WeightType::ALL.iter().flat_map(|weight| {
         let rows = ["M=1 ", "M=2 ", "M=3 "];
-        rows.map(|rows| format!("{weight:?} {rows}"))
+        rows.map(|rows| format!("{weight} {rows}"))
     });
     for want in types.chain(other_rows.map(String::from)) {
         let is_there = outcomes.iter().any(|it| it.test.starts_with(&want));

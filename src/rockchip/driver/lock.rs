@@ -198,7 +198,8 @@ impl Wait {
             .flat_map(|byte| neighbour::with_lock(&paths, byte));
         let name = names.next();
         let name = name.as_deref().unwrap_or("another process");
-        format!("{name} has used it for {:?} without a pause", self.patience)
+        let seconds = self.patience.as_secs_f64();
+        format!("{name} has used it for {seconds} s without a pause")
     }
 }
 
