@@ -78,7 +78,7 @@ fn the_turn_is_waited_for_while_another_process_has_it() {
     let seat = seat_in(&folder).unwrap();
     let refused = seat.begin_turn(patience).unwrap_err().to_string();
     assert!(
-        refused.contains("card1") && refused.contains("60ms"),
+        refused.contains("card1") && refused.contains("0.06 s"),
         "{refused}"
     );
     assert!(begun.elapsed() >= patience, "not waited for");
