@@ -15,11 +15,11 @@ TOKENS = 32
 
 # What keeps the device from starting, and what the one error line says then.
 START_FAULTS = {"remote_handle64_open:1=0x80000406": "AEE_EUNABLETOLOAD", "remote_session_control:2=20": "unsigned",
-                "rpcmem_alloc:1=-1,rpcmem_alloc2:1=-1": "rpcmem_alloc", "remote_handle64_invoke:1=0x8000040e": "start",
+                "rpcmem_alloc:1+=-1,rpcmem_alloc2:1+=-1": "rpcmem_alloc", "remote_handle64_invoke:1=0x8000040e": "start",
                 "dsp:1=corrupt": "the DSP failed", "dsp:1=hang": "has not answered", "dsp:1=lost": "AEE_E"}
-# What happens in the middle of computing: the self-test has 105 submissions, each token one.
-LATE_FAULTS = {"dsp:113=corrupt": "the DSP failed", "dsp:113=badring": "the DSP failed", "dsp:113=lost": "HEX0",
-               "dsp:113=hang": "has not answered"}
+# What happens in the middle of computing: the self-test has 157 submissions, each token one.
+LATE_FAULTS = {"dsp:165=corrupt": "the DSP failed", "dsp:165=badring": "the DSP failed", "dsp:165=lost": "HEX0",
+               "dsp:165=hang": "has not answered"}
 
 
 class Hexagon(Case):
@@ -140,7 +140,7 @@ class Hexagon(Case):
                 self.assertIn(word, " ".join(lines[1:]), done.log[-2000:])
 
     def test_server_survives_a_lost_dsp(self):
-        with server(self.model(), self.env(GGML_RUST_NPU_SIM_FAULTS="dsp:117=lost"), "-c", 512, "-np", 1,
+        with server(self.model(), self.env(GGML_RUST_NPU_SIM_FAULTS="dsp:169=lost"), "-c", 512, "-np", 1,
                     name="hexagon-fault") as running:
             with self.assertRaises(urllib.error.HTTPError) as failed:
                 running.complete(PROMPT, 64)

@@ -66,7 +66,7 @@ class Shells(unittest.TestCase):
     def test_missing_symbol_is_named(self):
         self.shell("a", 0x75, "HAP_munmap")
         text, problem = self.check()
-        self.assertIn("lacks HAP_mmap of libggml_rust_npu_skel_v75.so", text)
+        self.assertIn("lacks HAP_mmap, lacks HAP_extra, which may be missing, of libggml_rust_npu_skel_v75.so", text)
         self.assertIn("1 symbols are missing", problem)
 
     def test_other_architecture_and_missing_folders_are_skipped_with_their_reason(self):
