@@ -111,8 +111,10 @@ RULES = [
          REFUSED + r".*DMA engine \(4\): a copy did not finish"),
     Rule("no worker thread", {"LOOP_RULES": "workers=0"}, rf"1 HVX thread(.|\n)*{PASSED}" + FEWER.format(1)),
     Rule("one worker thread of three", {"LOOP_RULES": "workers=1"}, rf"2 HVX thread(.|\n)*{PASSED}" + FEWER.format(2)),
+    # A worker that begins late, on a busy machine, becomes the matrix unit's thread instead.
     Rule("no thread for the matrix unit", {"LOOP_RULES": "workers=3"},
-         rf"4 HVX thread(.|\n)*{PASSED}" + said("no thread for the matrix unit: threads 0")),
+         rf"4 HVX thread(.|\n)*{PASSED}" + said("no thread for the matrix unit: threads 0")
+         + rf"|3 HVX thread(.|\n)*{PASSED}" + FEWER.format(3)),
     Rule("two threads asked for", {"GGML_RUST_NPU_HEX_THREADS": "2"}, rf"2 HVX thread(.|\n)*{PASSED}"),
     Rule("full speed", {"LOOP_LOG": "1"}, PASSED + votes(0, 16, "255 (255 to 255)", 1)),
     Rule("clocks that follow the load", {"GGML_RUST_NPU_POWER": "balanced", "LOOP_LOG": "1"},
