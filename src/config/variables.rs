@@ -259,10 +259,10 @@ variables! {
         /// `wrong` at the n-th submission.
         faults: Faults = Faults::default(), values::faults;
         "GGML_RUST_NPU_SIM_FAULTS",
-        "`function:n=code,…` (n counts calls from 1, `n+` means from the n-th on), or `rknn_matmul_run:M<rows>=0`",
+        "`function:n=code,…` (`n` fails the n-th call, `n+` that one and all later ones), or `rknn_matmul_run:M<rows>=0`",
         default "none";
 
-        /// `strict`: CPU and chip see of each other only what cache operations moved.
+        /// With `strict`, the CPU and the chip each keep a cache: one sees what the other wrote only after a cache operation.
         coherence: Coherence = Coherence::Relaxed, |text| one_of(&COHERENCES, text);
         "GGML_RUST_NPU_SIM_COHERENCE", words(&COHERENCES), default "`relaxed`";
 
