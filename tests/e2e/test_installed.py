@@ -53,6 +53,8 @@ class Installed(Case):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.root = Path(scratch.name)
+        # CMake may be this checkout's own, which a clone with linked programs has not installed.
+        fetch.tools()
         for name, text in SOURCES.items():
             (self.root / name).parent.mkdir(exist_ok=True)
             (self.root / name).write_text(text, encoding="utf-8")
