@@ -1,6 +1,5 @@
 //! One NPU core: runs its share of a call and writes its columns of the result.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,6 +8,7 @@ use rknpu_ops::ffi::{CoreMask, MatmulInfo};
 use rknpu_ops::int4::{self, Digits, Product, ScaledOutput, SumElem};
 use rknpu_ops::pack::{self, NativeOutput, OutputRows, Rows};
 use rknpu_ops::proof::{Comparison, Run};
+use rustc_hash::FxHashMap;
 
 use super::activation::Activations;
 use super::recent::Recent;
@@ -41,7 +41,7 @@ pub(super) struct Core {
     /// Chunks that it computes in this call.
     chunks: Range<usize>,
     /// Shapes whose results agreed with the CPU's, with the most rows for which they did.
-    proven: HashMap<CallShape, usize>,
+    proven: FxHashMap<CallShape, usize>,
     /// Time in the vendor's calls that run it, since [`Self::begin`].
     pub(super) ran: Duration,
 }
@@ -64,7 +64,7 @@ impl Core {
             contexts: Recent::new(contexts),
             results: StageScratch::for_results(results),
             chunks: 0..0,
-            proven: HashMap::new(),
+            proven: FxHashMap::default(),
             ran: Duration::ZERO,
         }
     }

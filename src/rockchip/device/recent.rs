@@ -1,7 +1,8 @@
 //! Contexts of a core; the least recently used one makes room.
 
-use std::collections::HashMap;
 use std::hash::Hash;
+
+use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::rockchip::driver::process::DESCRIPTORS_PER_CONTEXT;
@@ -22,7 +23,7 @@ pub(super) struct Recent<K, V> {
     limit: usize,
     uses: u64,
     /// With the number of their last use.
-    values: HashMap<K, (u64, V)>,
+    values: FxHashMap<K, (u64, V)>,
 }
 
 impl<K: Copy + Eq + Hash, V> Recent<K, V> {
@@ -30,7 +31,7 @@ impl<K: Copy + Eq + Hash, V> Recent<K, V> {
         Self {
             limit,
             uses: 0,
-            values: HashMap::new(),
+            values: FxHashMap::default(),
         }
     }
 

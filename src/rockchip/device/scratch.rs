@@ -1,7 +1,8 @@
 //! Device memory that is used again from call to call.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::rockchip::caps;
@@ -19,7 +20,7 @@ pub(super) struct StageScratch {
     /// Number of the call, from [`StageScratch::begin`].
     call: u64,
     /// With the number of the last call that used it.
-    memory: HashMap<Key, (u64, Memory)>,
+    memory: FxHashMap<Key, (u64, Memory)>,
 }
 
 /// Address space, segment and bytes.
@@ -39,7 +40,7 @@ impl StageScratch {
             limit,
             for_results: false,
             call: 0,
-            memory: HashMap::new(),
+            memory: FxHashMap::default(),
         }
     }
 

@@ -100,6 +100,9 @@ impl Seat {
     /// # Errors
     /// `Busy` with the name of the process that has it, if this user may see it.
     pub fn begin_turn(&self, patience: Duration) -> Result<()> {
+        if self.nodes.is_empty() {
+            return Ok(());
+        }
         if self.was_alone() && self.lock(&[TURN], Duration::ZERO).is_ok() {
             return Ok(());
         }

@@ -3,8 +3,8 @@
 //! Nothing that is dropped can wait for ever: if another process does not give its turn back, it is freed with the next turn.
 
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use rknpu_ops::ffi::{MatmulCtx, MatmulInfo, TensorMem};
@@ -17,6 +17,10 @@ use crate::error::Result;
 #[derive(Debug)]
 pub(super) struct Turns {
     nodes: Nodes,
+    /// The thread that has the turn, by [`this_thread`], or 0. A thread that reads itself has it; all others must ask `state`.
+    thread: AtomicUsize,
+    /// Times that it has the turn, which only it reads.
+    depth: AtomicUsize,
     state: Mutex<Holder>,
     /// The thread that had the turn has given it back.
     given_back: Condvar,
@@ -26,20 +30,28 @@ pub(super) struct Turns {
 struct Holder {
     /// There is none while nothing of the NPU is open.
     seat: Option<Arc<Seat>>,
-    /// The thread that has the turn, or waits for other processes.
-    thread: Option<ThreadId>,
-    /// Times that it has the turn.
-    depth: usize,
+    /// A thread has the turn, or waits for other processes.
+    is_taken: bool,
+    /// Other threads that wait for it.
+    waiting: usize,
     /// The seat ends with the turn.
     leaves: bool,
     /// The last wait for other processes has met its limit.
     refused: bool,
 }
 
+/// Returns a number that no other thread has at the same time.
+fn this_thread() -> usize {
+    thread_local!(static OWN: u8 = const { 0 });
+    OWN.with(|own| std::ptr::from_ref(own).addr())
+}
+
 impl Turns {
     pub(super) fn new(nodes: Nodes) -> Self {
         Self {
             nodes,
+            thread: AtomicUsize::new(0),
+            depth: AtomicUsize::new(0),
             state: Mutex::default(),
             given_back: Condvar::new(),
         }
@@ -50,15 +62,19 @@ impl Turns {
     /// # Errors
     /// `Busy` if other processes did not give it back in `patience`.
     pub(super) fn begin(&self, patience: Duration) -> Result<bool> {
-        let this = thread::current().id();
-        let mut state = self.lock();
-        if state.thread == Some(this) {
-            state.depth += 1;
+        let this = this_thread();
+        if self.thread.load(Ordering::Relaxed) == this {
+            self.depth.fetch_add(1, Ordering::Relaxed);
             return Ok(false);
         }
-        let waited = self.given_back.wait_while(state, |it| it.thread.is_some());
-        state = waited.unwrap_or_else(PoisonError::into_inner);
-        state.thread = Some(this);
+        let mut state = self.lock();
+        if state.is_taken {
+            state.waiting += 1;
+            let waited = self.given_back.wait_while(state, |it| it.is_taken);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
+        }
+        state.is_taken = true;
         let seat = state.seat.clone();
         drop(state);
         let seat = seat.map_or_else(|| Seat::take(&self.nodes).map(Arc::new), Ok);
@@ -67,7 +83,9 @@ impl Turns {
         state.refused = begun.is_err();
         match begun {
             Ok(seat) => {
-                (state.seat, state.depth) = (Some(seat), 1);
+                state.seat = Some(seat);
+                self.depth.store(1, Ordering::Relaxed);
+                self.thread.store(this, Ordering::Relaxed);
                 Ok(true)
             }
             Err(error) => {
@@ -79,11 +97,11 @@ impl Turns {
 
     /// Ends one [`Self::begin`].
     fn end(&self) {
-        let mut state = self.lock();
-        state.depth -= 1;
-        if state.depth > 0 {
+        if self.depth.fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
+        self.thread.store(0, Ordering::Relaxed);
+        let mut state = self.lock();
         if std::mem::take(&mut state.leaves) {
             state.seat = None;
         } else if let Some(seat) = &state.seat {
@@ -93,9 +111,13 @@ impl Turns {
     }
 
     fn release(&self, mut state: MutexGuard<Holder>) {
-        state.thread = None;
+        state.is_taken = false;
+        let waiting = state.waiting;
         drop(state);
-        self.given_back.notify_one();
+        // A system call, which a thread alone is spared.
+        if waiting > 0 {
+            self.given_back.notify_one();
+        }
     }
 
     /// Gives the seat back together with the turn.
