@@ -23,7 +23,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import cases
@@ -168,6 +170,8 @@ class Loop:
         folders = [str(vendor_parts.dsp_library(name)) for name in self.libraries.get(arch, [arch])]
         if self.host.plugin:
             settings["GGML_BACKEND_PATH"] = str(self.host.plugin)
+        # The bits of activations are not left to the speed of an emulator.
+        settings = {"GGML_RUST_NPU_HEX_ACT": "16"} | settings
         # Strict: a qfloat value that is copied or stored becomes NaN.
         return cpu_env(HVX_QFLOAT="strict", LOOP_QEMU=str(self.emulator), LOOP_LOADER=str(self.process),
                        LOOP_ARCH=f"0x{arch[1:]}", DSP_LIBRARY_PATH=";".join(folders),
@@ -330,6 +334,22 @@ def check_loader(tally, loop, arch):
     self_test(tally, loop, f"{arch} strictest loader", arch, LOOP_RULES=rules)
 
 
+RATES = r"^hexagon-v\d\d threads=\d+ power=0 packets_per_us=[\d.]+ gb_per_s=[\d.]+\n$"
+
+
+def check_rates(tally, loop, arch):
+    """A device measures its rates once, and keeps them."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, kept = Path(folder) / "ggml-rust-npu" / "rates", []
+        for attempt in ("first", "second"):
+            done = loop.run(arch, TOOL, "devices", timeout=180, XDG_CACHE_HOME=folder, GGML_RUST_NPU_HEX_ACT="auto")
+            where = write_log(f"rates {attempt}", done)
+            kept.append((done.code, file.read_text() if file.exists() else None))
+    tally.check(kept[0][0] == 0 and re.fullmatch(RATES, kept[0][1] or "") and kept[0] == kept[1], "vendor rates",
+                f"{kept}; {where}")
+    print(f"   {kept[0][1]}", end="")
+
+
 def check_all(tally):
     loop = unless_missing(tally, "loop", Loop, vendor_parts.whole_host, LIBRARIES)
     if not loop:
@@ -344,6 +364,7 @@ def check_all(tally):
     unless_missing(tally, f"{FALLBACK} operations", check_ops, tally, loop, FALLBACK, FALLBACK_ARCH, FALLBACK_CASES,
                    **FALLBACK_ENV)
     unless_missing(tally, "generation", check_generation, tally, loop)
+    unless_missing(tally, "rates", check_rates, tally, loop, MAIN)
     print(f"   deepest stack of all: {loop.deepest} bytes")
 
 

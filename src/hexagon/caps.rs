@@ -9,12 +9,12 @@ pub struct HexCaps {
     pub name: &'static str,
     /// Bytes that a session can have mapped at a time.
     pub address_bytes: u64,
-    /// Rates for the cost model.
+    /// Rates for the cost model: no device is faster.
     pub rates: HexRates,
 }
 
 /// Speed of the parts of a Hexagon NPU, as the cost model uses it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HexRates {
     /// Bytes that DMA reads from memory in a nanosecond.
     pub dma_gb_per_s: f64,
@@ -31,6 +31,15 @@ const HEX_RATES: HexRates = HexRates {
     dma_gb_per_s: 60.0,
     hmx_gflops: 12032.54,
     packets_per_us: 1100.0,
+};
+
+/// Rates for choices between kernels where no device has been measured.
+// SOURCE: published tokens/s of ggml-hexagon on V73 and V81, divided by its packets and bytes of a token: 315 to 580 packets/us
+// of a thread, 31 to 60 GB/s. These are the middles.
+pub const FITTED: HexRates = HexRates {
+    dma_gb_per_s: 45.0,
+    packets_per_us: 450.0,
+    ..HEX_RATES
 };
 
 /// Vector units of a chip where there is none to ask.

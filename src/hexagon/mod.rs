@@ -9,6 +9,7 @@
 //! | [`device`] | the NPU: a session, its command ring and its address space |
 //! | [`discovery`] | whether there is one |
 //! | [`driver`] | libcdsprpc, or its stand-in, behind safe calls |
+//! | [`rates`] | how fast it is, for the choice between kernels |
 //! | [`selftest`] | small graphs that an NPU must compute right before it is offered |
 
 use std::collections::BTreeSet;
@@ -20,10 +21,11 @@ use std::time::Duration;
 
 use hexagon_ops::wire::Power;
 
-use self::caps::HexCaps;
+use self::caps::{HexCaps, HexRates};
 use self::device::{DeviceBuffer as Memory, Domain, Floats, HexNpu, Serving, SessionOptions};
 use self::driver::FastRpc;
 use self::layout::{Conversion, WeightLayout};
+use self::rates::kept;
 use self::stream::trace::Trace;
 use crate::backend::{Buffer, Buffers, Device, Limit, Share, Stream};
 use crate::config::{ActivationBits, Repack};
@@ -43,6 +45,7 @@ pub mod driver;
 pub mod layout;
 pub mod pack;
 pub mod plan;
+pub mod rates;
 pub mod selftest;
 pub mod stream;
 
@@ -89,6 +92,8 @@ pub struct HexDevice {
     name: Arc<str>,
     dsp: Domain,
     npu: HexNpu,
+    /// For choices between kernels.
+    rates: HexRates,
     repack: Repack,
     activations: ActivationBits,
     /// Number of changes that invalidate remembered submissions: weights packed again, caches that
@@ -149,7 +154,7 @@ impl HexDevice {
     ) -> Result<Arc<Self>> {
         let device = Self::open(name, rpc, caps, options, Floats::Usual)?;
         let error = match selftest::run(&device.npu) {
-            Ok(()) => return Ok(Arc::new(device)),
+            Ok(()) => return device.with_rates(options).map(Arc::new),
             Err(error) => error,
         };
         if caps.arch != 73 || !device.npu.is_lost() {
@@ -161,7 +166,18 @@ impl HexDevice {
         );
         let device = Self::open(name, rpc, caps, options, Floats::Qfloat)?;
         selftest::run(&device.npu)?;
-        Ok(Arc::new(device))
+        device.with_rates(options).map(Arc::new)
+    }
+
+    /// Returns the device with the rates that were measured, now or earlier. A stand-in has none: its speed says nothing
+    /// about a chip's.
+    fn with_rates(mut self, options: Options<'_>) -> Result<Self> {
+        if self.npu.is_simulated() || self.activations != ActivationBits::Auto {
+            return Ok(self);
+        }
+        let file = kept::file();
+        self.rates = rates::of(&self.npu, &self.name, options.power, file.as_deref())?;
+        Ok(self)
     }
 
     /// Opens a session.
@@ -203,6 +219,7 @@ impl HexDevice {
             name,
             dsp: options.dsp,
             npu,
+            rates: caps::FITTED,
             repack: options.repack,
             activations: options.activations,
             changes: Arc::default(),

@@ -292,8 +292,9 @@ impl Graphs {
             Command::MulMatId(body, layout) => (&mut body.dots, layout.weight()),
             Command::Tensor(_) | Command::Wide(_) | Command::Attention(_) => return,
         };
-        let (caps, threads) = (self.device.npu.caps(), self.device.vector_threads());
-        *dots = cost::dots(caps, threads, weight, self.device.activations) as u32;
+        let device = &self.device;
+        let (arch, threads) = (device.npu.caps().arch, device.vector_threads());
+        *dots = cost::dots(arch, &device.rates, threads, weight, device.activations) as u32;
     }
 
     /// Puts a product and what its results are combined with in place of the product.

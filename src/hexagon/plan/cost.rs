@@ -12,7 +12,7 @@ use hexagon_ops::wire;
 use super::super::layout::WeightLayout;
 use super::Command;
 use crate::config::ActivationBits;
-use crate::hexagon::caps::HexCaps;
+use crate::hexagon::caps::HexRates;
 
 /// Modelled cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -44,16 +44,15 @@ impl Cost {
     /// Returns the microseconds on `threads` HVX threads: memory, vector and matrix unit work side
     /// by side, so the slowest counts.
     #[must_use]
-    pub fn microseconds(&self, caps: &HexCaps, threads: u32) -> f64 {
-        let [memory, vector, matrix] = self.unit_microseconds(caps, threads);
+    pub fn microseconds(&self, rates: &HexRates, threads: u32) -> f64 {
+        let [memory, vector, matrix] = self.unit_microseconds(rates, threads);
         memory.max(vector).max(matrix)
     }
 
     /// Returns the microseconds of memory, vector units and matrix unit.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-    pub fn unit_microseconds(&self, caps: &HexCaps, threads: u32) -> [f64; 3] {
-        let rates = &caps.rates;
+    pub fn unit_microseconds(&self, rates: &HexRates, threads: u32) -> [f64; 3] {
         let memory = (self.weight_bytes + self.other_bytes) as f64 / (1e3 * rates.dma_gb_per_s);
         let packets = self.weight_packets + self.other_packets;
         let vector = packets / (rates.packets_per_us * f64::from(threads.max(1)));
@@ -121,6 +120,11 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
     }
 }
 
+/// Returns the packets that dot products of one or two rows of activations take for a tile of weights.
+pub(in crate::hexagon) fn packets_of_dots(arch: u32, weight: WeightType, rows: usize) -> f64 {
+    packets(arch, weight).dots[rows - 1]
+}
+
 /// Packets for each tile of weights that a product of few rows takes on the matrix unit beside
 /// dequantizing, and dot products do not: for activations, the unit and results.
 ///
@@ -132,13 +136,19 @@ const PACKETS_BESIDE_TILE: f64 = 5.25;
 /// those for which they take fewer packets than tiles on the matrix unit.
 ///
 /// The matrix unit takes activations in FP16, and so is one of the ways to have 16 bits. `Auto` is 16
-/// bits where these take no longer than 8.
+/// bits where one row of these takes no longer than one of 8 at the device's `rates`.
 #[must_use]
-pub fn dots(caps: &HexCaps, threads: u32, weight: WeightType, bits: ActivationBits) -> Dots {
+pub fn dots(
+    arch: u32,
+    rates: &HexRates,
+    threads: u32,
+    weight: WeightType,
+    bits: ActivationBits,
+) -> Dots {
     if !weight.has_dot_product() {
         return Dots::None;
     }
-    let packets = packets(caps.arch, weight);
+    let packets = packets(arch, weight);
     let (dots, on_tiles) = (packets.dots, packets.on_tiles());
     let of_8_bits = match dots.iter().take_while(|dots| **dots < on_tiles).count() {
         0 => Dots::None,
@@ -150,12 +160,11 @@ pub fn dots(caps: &HexCaps, threads: u32, weight: WeightType, bits: ActivationBi
     } else {
         Dots::None
     };
+    // More rows are rarer, and from three on they are the matrix unit's in either case.
     let is_free = || {
-        (1..=Dots::MOST_ROWS).all(|rows| {
-            let [wide, narrow] = [of_16_bits, of_8_bits]
-                .map(|dots| tile(caps.arch, weight, rows, dots).microseconds(caps, threads));
-            wide <= narrow
-        })
+        let [wide, narrow] = [of_16_bits, of_8_bits]
+            .map(|dots| tile(arch, weight, 1, dots).microseconds(rates, threads));
+        wide <= narrow
     };
     match bits {
         ActivationBits::Eight => of_8_bits,

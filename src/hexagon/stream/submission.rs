@@ -349,7 +349,7 @@ impl Submission {
                 cost.weight_packets,
                 cost.weight_bytes,
                 cost.tile_products,
-                cost.microseconds(npu.caps(), npu.info().threads)
+                cost.microseconds(&npu.caps().rates, npu.info().threads)
             );
         }
         if self.batch.is_empty() {

@@ -107,7 +107,7 @@ impl GraphTrace<'_> {
     pub(super) fn step(&mut self, step: &Step, begun: Instant, dsp: Duration) {
         let host = begun.elapsed();
         let Trace { caps, threads, .. } = self.trace;
-        let units = step.cost.unit_microseconds(caps, *threads);
+        let units = step.cost.unit_microseconds(&caps.rates, *threads);
         let modelled_us = units.into_iter().fold(0.0, f64::max);
         match &mut self.form {
             GraphForm::Table(table, graph) => table.step(*graph, step, modelled_us, dsp, host),

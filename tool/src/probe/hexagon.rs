@@ -8,6 +8,7 @@ use ggml_rust_npu::error::{Error, Result};
 use ggml_rust_npu::hexagon::HexDevice;
 use ggml_rust_npu::hexagon::device::{Batch, DeviceBuffer, HexNpu};
 use ggml_rust_npu::hexagon::discovery::SessionPlan;
+use ggml_rust_npu::hexagon::rates;
 use ggml_rust_npu::hexagon::selftest::{FAMILIES, OneBufferProduct};
 use hexagon_ops::ffi::{arch_of, attribute, describe};
 use hexagon_ops::layout::{LINE_BYTES, WeightType};
@@ -140,6 +141,21 @@ fn add_open(lines: &mut Lines, device: &HexDevice) {
         }
     }
     add_times(lines, npu);
+    match rates::measure(npu) {
+        Ok(Some(rates)) => {
+            let (packets, bytes) = (rates.packets_per_us, rates.dma_gb_per_s);
+            lines.add_measured(
+                "rate.packets",
+                format!("{packets:.0} packets/us of each vector thread"),
+            );
+            lines.add_measured(
+                "rate.memory",
+                format!("{bytes:.2} G bytes of weights a second"),
+            );
+        }
+        Ok(None) => lines.add("rate.packets", "none (the DSP's clock did not move)"),
+        Err(error) => lines.add("rate.packets", format!("none ({error})")),
+    }
     lines.add("rate.gather", format!("none ({NO_GATHER})"));
     for (key, measure) in RATES {
         match measure(npu) {
