@@ -6,7 +6,7 @@
 
 use super::driver::RowStarts;
 use crate::error::Result;
-use crate::hvx::{self, Vector};
+use crate::hvx::{self, RowGroups, Vector};
 use crate::layout::TILE_DIM;
 use crate::ops::math;
 
@@ -27,18 +27,39 @@ pub enum Combine {
     Reglu,
 }
 
+/// Rows that go through a gate together. With qfloat, four would take more registers than there are.
+pub(super) const GATE_ROWS: usize = if hvx::HAS_IEEE { 4 } else { 2 };
+
+/// Returns `f` of each of `x`, times the same one of `y`.
+#[inline(always)]
+fn gated<const N: usize>(
+    x: [Vector; N],
+    mut y: [Vector; N],
+    f: impl Fn(Vector) -> Vector,
+) -> [Vector; N] {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = hvx::mul_f32(f(x), *y);
+    }
+    y
+}
+
 impl Combine {
     #[inline(always)]
-    fn lanes(self, x: Vector, y: Vector) -> Vector {
-        let gate = match self {
-            Self::Add => return hvx::add_f32(x, y),
-            Self::Swiglu => math::silu(x),
-            Self::Geglu => math::gelu(x),
-            Self::GegluErf => math::gelu_erf(x),
-            Self::GegluQuick => math::gelu_quick(x),
-            Self::Reglu => hvx::max_f32(x, hvx::splat_w(0)),
-        };
-        hvx::mul_f32(gate, y)
+    fn lanes<const N: usize>(self, x: [Vector; N], y: [Vector; N]) -> [Vector; N] {
+        match self {
+            Self::Add => {
+                let mut sums = y;
+                for (sum, x) in sums.iter_mut().zip(x) {
+                    *sum = hvx::add_f32(x, *sum);
+                }
+                sums
+            }
+            Self::Swiglu => gated(x, y, math::silu),
+            Self::Geglu => gated(x, y, math::gelu),
+            Self::GegluErf => gated(x, y, math::gelu_erf),
+            Self::GegluQuick => gated(x, y, math::gelu_quick),
+            Self::Reglu => gated(x, y, |x| hvx::max_f32(x, hvx::splat_w(0))),
+        }
     }
 }
 
@@ -62,14 +83,62 @@ impl<'a> Epilogue<'a> {
         }
     }
 
+    /// Writes `groups` groups of rows of `results` combined with those of `other`, or with those that `out` holds before; both
+    /// with the vectors from one row to the next. Returns `false` and writes nothing if there are not so many.
+    #[inline(always)]
+    pub(super) fn put_groups(
+        self,
+        results: &[[f32; TILE_DIM]; TILE_DIM],
+        (out, step): (&mut [[f32; TILE_DIM]], usize),
+        other: Option<(&[[f32; TILE_DIM]], usize)>,
+        groups: usize,
+    ) -> bool {
+        let Some(results) = RowGroups::<GATE_ROWS>::new(results, 1, groups) else {
+            return false;
+        };
+        let other = match other {
+            None => None,
+            Some((elems, step)) => match RowGroups::<GATE_ROWS>::new(elems, step, groups) {
+                None => return false,
+                some => some,
+            },
+        };
+        // A function for each gate, whose loop has one kind of instructions.
+        macro_rules! by {
+            ($($f:path),+) => {
+                match self.f {
+                    $($f => hvx::update_rows::<GATE_ROWS>(out, step, groups, |group, before| {
+                        let (x, y) = (results.load(group), other.map_or(before, |it| it.load(group)));
+                        let (x, y) = if self.is_swapped { (y, x) } else { (x, y) };
+                        $f.lanes(x, y)
+                    }),)+
+                }
+            };
+        }
+        by!(
+            Combine::Add,
+            Combine::Swiglu,
+            Combine::Geglu,
+            Combine::GegluErf,
+            Combine::GegluQuick,
+            Combine::Reglu
+        )
+    }
+
+    /// Returns the function with part of a row as the other operand; `None` for the values that the results' places hold before.
+    #[inline(always)]
+    pub(super) fn finish<'b>(self, other: Option<&'b [f32]>) -> Finish<'b> {
+        Finish {
+            f: Some((self.f, self.is_swapped)),
+            other,
+        }
+    }
+
     /// Returns the function for columns `n0..n` of row `m`.
     #[inline(always)]
     pub(super) fn of_row(self, m: usize, n0: usize, n: usize) -> Finish<'a> {
         let row = |(elems, rows): (&'a [f32], RowStarts<'_>)| &elems[rows.start(m)..][n0..n];
-        Finish {
-            f: Some((self.f, self.is_swapped)),
-            other: self.other.map(row),
-        }
+        self.finish(self.other.map(row))
     }
 }
 
@@ -154,6 +223,7 @@ impl hvx::Kernel for Lanes<'_> {
         let (x, y) = (hvx::load_f32(self.results), hvx::load_f32(self.lanes));
         let (f, is_swapped) = self.f;
         let (x, y) = if is_swapped { (y, x) } else { (x, y) };
-        hvx::store_f32(self.lanes, f.lanes(x, y));
+        let [lanes] = f.lanes([x], [y]);
+        hvx::store_f32(self.lanes, lanes);
     }
 }

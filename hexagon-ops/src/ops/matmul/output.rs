@@ -4,12 +4,15 @@
 //! widening multiplication by the rows' f16 factors gives the two rows, scaled, as two vectors, which
 //! are stored where the rows are. Rows of a tile with a factor that is no normal f16, and rows left
 //! over from groups of 8, go through memory one by one.
+//!
+//! A gate takes some thirty instructions for a vector, and more registers than a group of 8 leaves: the
+//! rows of a tile go to a scratch on the stack, and from there in smaller groups through the gate.
 
 use core::ops::Range;
 
 use super::act::{RowFactors, unpack_tile, widen_scaled};
 use super::driver::{MatMul, RowStarts};
-use super::epilogue::{Combine, Epilogue, Finish};
+use super::epilogue::{Combine, Epilogue, Finish, GATE_ROWS};
 use crate::hvx::{self, RowGroups, Vector};
 use crate::layout::{Line, TILE_DIM, Tile};
 
@@ -86,14 +89,19 @@ impl<'o> Output<'o> {
             let columns = n0..self.n.min(n0 + TILE_DIM);
             let strip = &strip[self.first_tile..];
             let (factors, n_rows) = (self.factors, self.n_rows);
-            if let Some((rows, addend)) = self.whole(&columns) {
-                hvx::widest(WriteStrip {
+            let epilogue = self.epilogue;
+            if let Some((rows, other)) = self.whole(&columns) {
+                let strip = WriteStrip {
                     tiles: &strip[..factors.len()],
                     factors,
                     rows,
                     n_rows,
-                    addend,
-                });
+                    other,
+                };
+                match epilogue {
+                    Some(gate) if gate.f != Combine::Add => hvx::widest(GateStrip { strip, gate }),
+                    _ => hvx::widest(strip),
+                }
                 continue;
             }
             for (mt, (tile, factors)) in strip.iter().zip(factors).enumerate() {
@@ -104,9 +112,9 @@ impl<'o> Output<'o> {
         }
     }
 
-    /// Returns the places of a strip's results and of what is added to them, if there are 32 columns,
-    /// all rows have the same distance, and the epilogue is none or a sum.
-    fn whole(&mut self, columns: &Range<usize>) -> Option<(Strip<&mut [f32]>, Option<Addend<'_>>)> {
+    /// Returns the places of a strip's results and of the epilogue's other operand, if there are 32 columns and all rows
+    /// have the same distance.
+    fn whole(&mut self, columns: &Range<usize>) -> Option<(Strip<&mut [f32]>, Option<Other<'_>>)> {
         let RowStarts::Strided(stride) = self.rows else {
             return None;
         };
@@ -114,28 +122,21 @@ impl<'o> Output<'o> {
             return None;
         }
         let [at, m] = self.first;
-        let addend = match self.epilogue {
+        let other = match self.epilogue.map(|epilogue| epilogue.other) {
             None => None,
-            Some(Epilogue {
-                f: Combine::Add,
-                other,
-                ..
-            }) => Some(match other {
-                None => Addend::InPlace,
-                Some((elems, RowStarts::Strided(stride))) if stride >= TILE_DIM => {
-                    let elems = &elems[m * stride + columns.start..];
-                    Addend::Apart(Strip { elems, stride })
-                }
-                Some(_) => return None,
-            }),
-            Some(_) => return None,
+            Some(None) => Some(Other::InPlace),
+            Some(Some((elems, RowStarts::Strided(stride)))) if stride >= TILE_DIM => {
+                let elems = &elems[m * stride + columns.start..];
+                Some(Other::Apart(Strip { elems, stride }))
+            }
+            Some(Some(_)) => return None,
         };
         let start = at * stride + columns.start;
         let elems = &mut self.dst[start..start + (self.n_rows - 1) * stride + TILE_DIM];
-        Some((Strip { elems, stride }, addend))
+        Some((Strip { elems, stride }, other))
     }
 
-    /// Writes a tile whose rows are shorter than 32 columns or lie anywhere, or are gated.
+    /// Writes a tile whose rows are shorter than 32 columns or lie anywhere.
     fn write_row_by_row(
         &mut self,
         tile: &Tile,
@@ -165,8 +166,8 @@ struct Strip<E> {
     stride: usize,
 }
 
-/// Numbers that are added to the results of a tile.
-enum Addend<'a> {
+/// The other operand of an epilogue.
+enum Other<'a> {
     /// The values that the results' places hold before.
     InPlace,
     /// As many rows as the results have.
@@ -179,7 +180,7 @@ struct WriteStrip<'a> {
     factors: &'a [RowFactors],
     rows: Strip<&'a mut [f32]>,
     n_rows: usize,
-    addend: Option<Addend<'a>>,
+    other: Option<Other<'a>>,
 }
 
 /// Lines whose rows are written together, and these rows.
@@ -312,10 +313,66 @@ impl hvx::Kernel for WriteStrip<'_> {
             elems: &[][..],
             stride: 0,
         };
-        match self.addend.take() {
+        match self.other.take() {
             None => self.write::<NOTHING>(none),
-            Some(Addend::InPlace) => self.write::<IN_PLACE>(none),
-            Some(Addend::Apart(other)) => self.write::<APART>(other),
+            Some(Other::InPlace) => self.write::<IN_PLACE>(none),
+            Some(Other::Apart(other)) => self.write::<APART>(other),
+        }
+    }
+}
+
+/// Writes the rows of a strip's tiles through a gate.
+struct GateStrip<'a> {
+    strip: WriteStrip<'a>,
+    gate: Epilogue<'a>,
+}
+
+impl hvx::Kernel for GateStrip<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let WriteStrip {
+            tiles,
+            factors,
+            rows: Strip { elems, stride },
+            n_rows,
+            other,
+        } = self.strip;
+        let (apart, other_stride) = match other {
+            Some(Other::Apart(Strip { elems, stride })) => (Some(elems), stride),
+            _ => (None, 0),
+        };
+        let mut memory = hvx::zeros::<TILE_DIM>();
+        let results: &mut [[f32; TILE_DIM]; TILE_DIM] = bytemuck::cast_mut(&mut memory);
+        for (t, (tile, factors)) in tiles.iter().zip(factors).enumerate() {
+            let first = t * TILE_DIM;
+            let Some(n_rows) = n_rows.checked_sub(first).filter(|rows| *rows > 0) else {
+                return;
+            };
+            let n_rows = n_rows.min(TILE_DIM);
+            unpack_tile(tile, factors, results);
+            let rest = elems.get_mut(first * stride..).unwrap_or_default();
+            let others = apart.map(|apart| apart.get(first * other_stride..).unwrap_or_default());
+            let is_whole = stride.is_multiple_of(TILE_DIM) && other_stride.is_multiple_of(TILE_DIM);
+            let groups = if is_whole { n_rows / GATE_ROWS } else { 0 };
+            let step = stride / TILE_DIM;
+            let is_written = (self.gate).put_groups(
+                results,
+                (rest.as_chunks_mut().0, step),
+                others.map(|others| (others.as_chunks().0, other_stride / TILE_DIM)),
+                groups,
+            );
+            let done = if is_written { groups * GATE_ROWS } else { 0 };
+            for (i, row) in results[..n_rows].iter().enumerate().skip(done) {
+                let out = rest.get_mut(i * stride..).unwrap_or_default();
+                let Some(out) = out.first_chunk_mut::<TILE_DIM>() else {
+                    return;
+                };
+                let other =
+                    others.and_then(|others| others.get(i * other_stride..)?.get(..TILE_DIM));
+                self.gate.finish(other).put(row, out);
+            }
         }
     }
 }
