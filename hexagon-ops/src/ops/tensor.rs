@@ -172,8 +172,13 @@ impl<'a> View<'a> {
     /// element is no index.
     #[must_use]
     pub fn index(&self, k: usize, at: [usize; 3]) -> i64 {
-        let offset = self.shape.row(at) + self.shape.column(k) * self.shape.nb[0];
-        let bytes = self.tail(offset);
+        // A list is usual, for which nothing has to be found.
+        let row = if at[0] | at[1] | at[2] == 0 {
+            0
+        } else {
+            self.shape.row(at)
+        };
+        let bytes = self.tail(row + self.shape.column(k) * self.shape.nb[0]);
         match self.shape.dtype {
             Type::I64 => bytes.first_chunk().map_or(-1, |b| i64::from_le_bytes(*b)),
             Type::I32 => bytes
@@ -458,32 +463,35 @@ impl<'a> ViewMut<'a> {
     /// Writes rows that differ only in dimension 1, starting with `at`; returns `false` and writes nothing unless they all
     /// belong to this part and have no gaps inside and between.
     pub fn write_rows(&mut self, at: [usize; 3], elems: &[f32]) -> bool {
-        let length = self.shape.row_bytes();
-        let n = self.shape.ne[0];
         let mut rows = self.shape;
         (rows.ne[0], rows.ne[1]) = (elems.len(), 1);
         rows.nb[0] = self.shape.dtype.block_bytes();
-        let is_dense = self.shape.dtype.is_float()
-            && self.shape.has_dense_rows()
-            && self.shape.nb[1] == length;
-        let inside = at.iter().zip(&self.shape.ne[1..]).all(|(i, n)| i < n);
+        match self.rows_mut(at, elems.len()) {
+            Some(bytes) => convert::write(&rows, bytes, 0, elems),
+            None => return false,
+        }
+        true
+    }
+
+    /// Returns the bytes of `count` elements of floats in rows that differ only in dimension 1, starting with `at`; `None`
+    /// unless they all belong to this part and have no gaps inside and between.
+    pub fn rows_mut(&mut self, at: [usize; 3], count: usize) -> Option<&mut [u8]> {
+        let shape = &self.shape;
+        let n = shape.ne[0];
+        let is_dense =
+            shape.dtype.is_float() && shape.has_dense_rows() && shape.nb[1] == shape.row_bytes();
+        let inside = at.iter().zip(&shape.ne[1..]).all(|(i, n)| i < n);
         if !is_dense || !inside || self.order[0] != 0 {
-            return false;
+            return None;
         }
         let first = self.number(at);
         // All rows follow each other in the order of their numbers, and a row has `n` elements.
-        let fits = elems.len() <= (self.shape.ne[1] - at[0]) * n
+        let fits = count <= (shape.ne[1] - at[0]) * n
             && self.rows.start <= first
-            && elems.len() <= (self.rows.end - first.min(self.rows.end)) * n;
-        let start = self.shape.row(at).wrapping_sub(self.base);
-        let bytes = elems.len() * self.shape.dtype.block_bytes();
-        match self.bytes.get_mut(start..start.wrapping_add(bytes)) {
-            Some(bytes) if fits => {
-                convert::write(&rows, bytes, 0, elems);
-                true
-            }
-            _ => false,
-        }
+            && count <= (self.rows.end - first.min(self.rows.end)) * n;
+        let start = shape.row(at).wrapping_sub(self.base);
+        let bytes = count * shape.dtype.block_bytes();
+        (self.bytes.get_mut(start..start.wrapping_add(bytes))).filter(|_| fits)
     }
 
     /// Calls `f` with each row of this part.

@@ -17,14 +17,14 @@ mod rotate;
 
 use angles::{AngleTable, Constants};
 pub use angles::{MAX_PAIRS, Rope, SectionOrder, Sections};
-use rotate::{RotateAdjacent, RotateHalves, RotateRows, rotate};
+use rotate::{RotateAdjacent, RotateHalves, RotateNarrow, RotateRows, rotate};
 
 use super::load;
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
 use crate::ops::copy::{check_indices, checked};
 use crate::ops::elementwise::same_shape;
-use crate::ops::tensor::{CHUNK, Chunk, Row, Run, Source, View, ViewMut};
+use crate::ops::tensor::{CHUNK, Chunk, Row, Run, Source, Type, View, ViewMut};
 use crate::rt::Engine;
 
 /// Elements that form a pair.
@@ -147,6 +147,22 @@ impl Turning<'_> {
         (table, scratch): (&AngleTable<'_>, &mut [f32]),
     ) {
         let [n, heads, ..] = part.shape.ne;
+        let pairs = self.rope.pairs;
+        let is_turned = n == 2 * self.rope.n_pairs();
+        if part.shape.dtype == Type::F16
+            && is_turned
+            && RotateNarrow::takes(pairs, n)
+            && let Some(to) = part.rows_mut([0, cell, 0], heads * n)
+        {
+            let from = (elems, step);
+            return hvx::widest(RotateNarrow {
+                pairs,
+                table,
+                from,
+                to,
+                n,
+            });
+        }
         let per_turn = scratch.len() / n;
         for first in (0..heads).step_by(per_turn) {
             let count = per_turn.min(heads - first);
@@ -342,16 +358,19 @@ impl Turning<'_> {
     /// Rotates the rows of a part of the result, or those of its cells that tokens have.
     #[inline(never)]
     fn turn(&self, part: &mut ViewMut<'_>, cells: Option<&View<'_>>) {
-        const CHUNKS: usize = 6 + WHOLE_ROW / CHUNK;
+        const CHUNKS: usize = 7 + WHOLE_ROW / CHUNK;
         let mut memory = hvx::zeros::<{ CHUNKS * CHUNK / 32 }>();
-        let [cosine, sine, a, b, y0, y1, scratch @ ..]: &mut [Chunk; CHUNKS] =
+        let [cosine, sine, inverses, a, b, y0, y1, scratch @ ..]: &mut [Chunk; CHUNKS] =
             bytemuck::cast_mut(&mut memory);
         let table = &mut AngleTable {
             token: None,
             cosine,
             sine,
+            inverses,
+            inexact: 0..0,
             chunks: [a, b, y0, y1],
         };
+        table.invert(self.factors, self.rope.n_pairs());
         let Some(cells) = cells else {
             return part.for_each_run(|run| self.rotate_run(run, table));
         };

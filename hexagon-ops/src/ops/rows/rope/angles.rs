@@ -1,5 +1,7 @@
 //! Parameters of a rotation, and the angles of each position.
 
+use core::ops::Range;
+
 use super::RopePairs;
 use crate::hvx;
 use crate::ops::math::{self, scalar};
@@ -150,6 +152,11 @@ pub(super) struct AngleTable<'a> {
     pub(super) token: Option<usize>,
     pub(super) cosine: &'a mut [f32; MAX_PAIRS],
     pub(super) sine: &'a mut [f32; MAX_PAIRS],
+    /// `1 / x` for each frequency factor x, or 1 for those that angles are divided by one by one. Most factors of a model are
+    /// powers of two, whose inverses are exact.
+    pub(super) inverses: &'a mut [f32; MAX_PAIRS],
+    /// Pairs that include all with another factor.
+    pub(super) inexact: Range<usize>,
     /// Scratch chunks of the row that is being rotated.
     pub(super) chunks: [&'a mut Chunk; 4],
 }
@@ -165,6 +172,26 @@ struct FillAngles<'a, 't> {
 }
 
 impl AngleTable<'_> {
+    /// Prepares the frequency factors.
+    pub(super) fn invert(&mut self, factors: &Source<'_>, n_pairs: usize) {
+        let Source::Apart(view) = factors else {
+            return;
+        };
+        let factors = view.read([0; 3], 0..n_pairs, self.chunks[0]);
+        let is_power = |factor: &f32| factor.is_normal() && factor.to_bits() << 9 == 0;
+        let first = factors.iter().position(|factor| !is_power(factor));
+        let last = factors.iter().rposition(|factor| !is_power(factor));
+        self.inexact = first
+            .zip(last)
+            .map_or(0..0, |(first, last)| first..last + 1);
+        for (j, (inverse, factor)) in self.inverses.iter_mut().zip(factors).enumerate() {
+            *inverse = match self.inexact.contains(&j) {
+                true => 1.0,
+                false => 1.0 / factor,
+            };
+        }
+    }
+
     /// Fills the table for the positions of `token` of `n_tokens`: one, with sections four.
     #[expect(
         clippy::cast_precision_loss,
@@ -198,26 +225,37 @@ impl AngleTable<'_> {
 }
 
 impl FillAngles<'_, '_> {
+    /// Returns `true` if each angle is the one before times a constant, but for its frequency factor.
+    #[inline(always)]
+    fn is_plain(&self) -> bool {
+        self.rope.sections.is_none() && self.rope.ext_factor == 0.0
+    }
+
     /// Writes the angles of all pairs to the place of their sines; returns a factor that they all still lack.
     #[inline(always)]
     #[expect(clippy::cast_precision_loss, reason = "pairs are few")]
     fn angles(&mut self, n_pairs: usize) -> f32 {
         let (rope, constants, start) = (self.rope, self.constants, self.start);
-        let angles = self.table.sine.iter_mut().take(n_pairs);
         let mut theta = start;
-        let is_plain = rope.sections.is_none() && rope.ext_factor == 0.0;
-        if is_plain && matches!(self.factors, Source::None) {
-            let mut theta = theta[0];
-            for angle in angles {
-                *angle = theta;
-                theta *= constants.theta_scale;
-            }
-            return rope.freq_scale;
-        }
+        let is_plain = self.is_plain();
         let factors = match self.factors {
             Source::Apart(view) => view.read([0; 3], 0..n_pairs, self.table.chunks[0]),
             _ => &[],
         };
+        if is_plain {
+            let angles = &mut self.table.sine[..n_pairs];
+            powers(angles, theta[0], constants.theta_scale);
+            let inexact = self.table.inexact.clone();
+            if let (Some(angles), Some(factors)) =
+                (angles.get_mut(inexact.clone()), factors.get(inexact))
+            {
+                for (angle, factor) in angles.iter_mut().zip(factors) {
+                    *angle /= *factor;
+                }
+            }
+            return rope.freq_scale;
+        }
+        let angles = self.table.sine.iter_mut().take(n_pairs);
         let [low, high] = constants.ramp;
         for (j, angle) in angles.enumerate() {
             let mut extrapolated = theta[0];
@@ -245,20 +283,46 @@ impl FillAngles<'_, '_> {
     }
 }
 
+/// Writes `first`, and for each element after it the one before times `scale`.
+#[inline(always)]
+fn powers(out: &mut [f32], first: f32, scale: f32) {
+    // A store goes into the packet of a product, of which each waits for the one before.
+    let (groups, rest) = out.as_chunks_mut::<8>();
+    let mut power = first;
+    for group in groups {
+        for elem in group {
+            *elem = power;
+            power *= scale;
+        }
+    }
+    for elem in rest {
+        *elem = power;
+        power *= scale;
+    }
+}
+
 impl hvx::Kernel for FillAngles<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run(mut self) {
         let n_pairs = self.rope.n_pairs();
+        let is_plain = self.is_plain();
         let factor = hvx::splat_f32(self.angles(n_pairs));
         let magnitude = hvx::splat_f32(self.constants.magnitude);
         let sign = if self.rope.is_inverse { -1.0 } else { 1.0 };
         let sine_magnitude = hvx::splat_f32(self.constants.magnitude * sign);
         let cosines = self.table.cosine.as_chunks_mut::<32>().0;
         let sines = self.table.sine.as_chunks_mut::<32>().0;
-        for (cosine, sine) in cosines.iter_mut().zip(sines).take(n_pairs.div_ceil(32)) {
-            let (s, c) = math::sin_cos(hvx::mul_f32(hvx::load_f32(sine), factor));
+        let is_divided = is_plain && matches!(self.factors, Source::Apart(_));
+        let inverses = self.table.inverses.as_chunks::<32>().0;
+        let groups = cosines.iter_mut().zip(sines).zip(inverses);
+        for ((cosine, sine), inverse) in groups.take(n_pairs.div_ceil(32)) {
+            let mut angle = hvx::load_f32(sine);
+            if is_divided {
+                angle = hvx::mul_f32(angle, hvx::load_f32(inverse));
+            }
+            let (s, c) = math::sin_cos(hvx::mul_f32(angle, factor));
             hvx::store_f32(sine, hvx::mul_f32(s, sine_magnitude));
             hvx::store_f32(cosine, hvx::mul_f32(c, magnitude));
         }

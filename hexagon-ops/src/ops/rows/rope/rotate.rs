@@ -135,6 +135,82 @@ impl<const IN_PLACE: bool> hvx::Kernel for RotateAdjacent<'_, '_, IN_PLACE> {
     }
 }
 
+/// Rows of f32 that follow each other, rotated into rows of f16 without gaps.
+pub(super) struct RotateNarrow<'a, 't> {
+    pub(super) pairs: RopePairs,
+    pub(super) table: &'a AngleTable<'t>,
+    /// The source's rows, and the elements from one to the next.
+    pub(super) from: (&'a [f32], usize),
+    pub(super) to: &'a mut [u8],
+    /// Elements of a row.
+    pub(super) n: usize,
+}
+
+impl RotateNarrow<'_, '_> {
+    /// Returns `true` if rows of `n` elements, all of them rotated, are whole vectors of f16, and so is what forms pairs.
+    pub(super) fn takes(pairs: RopePairs, n: usize) -> bool {
+        n == 64
+            || match pairs {
+                RopePairs::Halves => n.is_multiple_of(128),
+                RopePairs::Adjacent => n.is_multiple_of(64),
+            }
+    }
+}
+
+impl hvx::Kernel for RotateNarrow<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let ((x, step), n) = (self.from, self.n);
+        let cosines = self.table.cosine.as_chunks::<32>().0;
+        let sines = self.table.sine.as_chunks::<32>().0;
+        let angle = |group: usize| {
+            let (c, s) = (cosines.get(group)?, sines.get(group)?);
+            Some((hvx::load_f32(c), hvx::load_f32(s)))
+        };
+        let vectors = n / 64;
+        for (i, out) in self.to.chunks_exact_mut(2 * n).enumerate() {
+            let x = x.get(i * step..).unwrap_or_default().as_chunks::<32>().0;
+            let Some(x) = x.get(..2 * vectors) else {
+                return;
+            };
+            let out = out.as_chunks_mut::<128>().0;
+            if self.pairs == RopePairs::Adjacent || vectors == 1 {
+                for (g, (out, x)) in out.iter_mut().zip(x.as_chunks::<2>().0).enumerate() {
+                    let Some(turn) = angle(g) else { return };
+                    let [first, second] = [hvx::load_f32(&x[0]), hvx::load_f32(&x[1])];
+                    let (even, odd) = if self.pairs == RopePairs::Adjacent {
+                        // Pairs are neighbours in the result, too.
+                        let (x0, x1) = hvx::deal_w(first, second);
+                        rotate(turn, x0, x1)
+                    } else {
+                        let (low, high) = rotate(turn, first, second);
+                        hvx::deal_w(low, high)
+                    };
+                    hvx::store_bytes(out, hvx::narrow_f32(even, odd));
+                }
+                continue;
+            }
+            let (x0, x1) = x.split_at(vectors);
+            let pairs = x0.as_chunks::<2>().0.iter().zip(x1.as_chunks::<2>().0);
+            let (low, high) = out.split_at_mut(vectors / 2);
+            let outs = low.iter_mut().zip(high);
+            for (g, ((low, high), (x0, x1))) in outs.zip(pairs).enumerate() {
+                let (Some(a), Some(b)) = (angle(2 * g), angle(2 * g + 1)) else {
+                    return;
+                };
+                let (low_a, high_a) = rotate(a, hvx::load_f32(&x0[0]), hvx::load_f32(&x1[0]));
+                let (low_b, high_b) = rotate(b, hvx::load_f32(&x0[1]), hvx::load_f32(&x1[1]));
+                let (even, odd) = hvx::deal_w(low_a, low_b);
+                hvx::store_bytes(low, hvx::narrow_f32(even, odd));
+                let (even, odd) = hvx::deal_w(high_a, high_b);
+                hvx::store_bytes(high, hvx::narrow_f32(even, odd));
+            }
+        }
+    }
+}
+
 impl Turning<'_> {
     /// Rotates a row of f32: that of `out`, or `x` into it.
     #[inline(always)]
