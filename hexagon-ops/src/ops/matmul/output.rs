@@ -125,7 +125,10 @@ impl<'o> Output<'o> {
         let other = match self.epilogue.map(|epilogue| epilogue.other) {
             None => None,
             Some(None) => Some(Other::InPlace),
-            Some(Some((elems, RowStarts::Strided(stride)))) if stride >= TILE_DIM => {
+            // The rows of a bias are all the same.
+            Some(Some((elems, RowStarts::Strided(stride))))
+                if stride == 0 || stride >= TILE_DIM =>
+            {
                 let elems = &elems[m * stride + columns.start..];
                 Some(Other::Apart(Strip { elems, stride }))
             }
