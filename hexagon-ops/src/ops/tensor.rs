@@ -24,6 +24,7 @@ mod super_block;
 mod tasks;
 
 use row::float_stride;
+pub(in crate::ops) use lines::first_halves;
 pub use row::{Row, Run};
 pub use shape::{Shape, Type, divides};
 pub use tasks::{ARITHMETIC, FUNCTION, MOVE, SCALAR, TASK_PACKETS, row_packets};
