@@ -23,8 +23,9 @@ mod shape;
 mod super_block;
 mod tasks;
 
-use row::float_stride;
 pub(in crate::ops) use lines::first_halves;
+pub use raw::Columns;
+use row::float_stride;
 pub use row::{Row, Run};
 pub use shape::{Shape, Type, divides};
 pub use tasks::{ARITHMETIC, FUNCTION, MOVE, SCALAR, TASK_PACKETS, row_packets};
