@@ -97,10 +97,15 @@ impl Slot {
         self.base + self.end
     }
 
-    /// Returns the slot that this range has in the table.
+    /// Returns the slot that this range has in the table: successive lines have different ones, and the product with the golden
+    /// ratio changes with all bits of an address, because buffers start at multiples of large powers of two.
     fn index(&self) -> usize {
+        const RATIO: u32 = 0x9e37_79b1;
         let line = self.address() / LINE_BYTES;
-        (line ^ (line / SLOTS) ^ (line / SLOTS / SLOTS)) % SLOTS
+        let [a, b, c, d, ..] = (line / SLOTS).to_le_bytes();
+        let product = u32::from_le_bytes([a, b, c, d]).wrapping_mul(RATIO);
+        let mixed = usize::try_from(product >> (u32::BITS - SLOTS.ilog2())).unwrap_or(0);
+        (line ^ mixed) % SLOTS
     }
 
     fn contains(&self, other: &Self) -> bool {
@@ -162,6 +167,12 @@ impl<P: Platform> Cache<'_, P> {
         self.platform
             .invalidate(bound.mapped(), lines.start..lines.end, access);
         self.remember(index, lines);
+    }
+
+    /// Returns `true` if all bytes of the operand are known to be visible to the instructions that `access` names.
+    pub(super) fn holds(&self, bound: &Bound<'_>, access: Access) -> bool {
+        let lines = Slot::lines(bound, &bound.range(), access);
+        self.ranges.slots[lines.index()].provides(&lines)
     }
 
     /// Makes the lines that a result shares with other data at both ends of `range` visible to all instructions.
