@@ -97,15 +97,12 @@ impl Slot {
         self.base + self.end
     }
 
-    /// Returns the slot that this range has in the table: successive lines have different ones, and the product with the golden
-    /// ratio changes with all bits of an address, because buffers start at multiples of large powers of two.
+    /// Returns the slot that this range has in the table. Successive lines have different ones, and so have multiples of large
+    /// powers of two, at which buffers start.
     fn index(&self) -> usize {
-        const RATIO: u32 = 0x9e37_79b1;
         let line = self.address() / LINE_BYTES;
-        let [a, b, c, d, ..] = (line / SLOTS).to_le_bytes();
-        let product = u32::from_le_bytes([a, b, c, d]).wrapping_mul(RATIO);
-        let mixed = usize::try_from(product >> (u32::BITS - SLOTS.ilog2())).unwrap_or(0);
-        (line ^ mixed) % SLOTS
+        let upper = line / (SLOTS * SLOTS);
+        (line ^ (line / SLOTS) ^ upper ^ (upper / SLOTS)) % SLOTS
     }
 
     fn contains(&self, other: &Self) -> bool {
