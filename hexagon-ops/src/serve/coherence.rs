@@ -101,8 +101,8 @@ impl Slot {
     /// powers of two, at which buffers start.
     fn index(&self) -> usize {
         let line = self.address() / LINE_BYTES;
-        let upper = line / (SLOTS * SLOTS);
-        (line ^ (line / SLOTS) ^ upper ^ (upper / SLOTS)) % SLOTS
+        let mixed = line ^ (line / (SLOTS * SLOTS));
+        (mixed ^ (mixed / SLOTS)) % SLOTS
     }
 
     fn contains(&self, other: &Self) -> bool {

@@ -157,6 +157,11 @@ impl CheckedTensor {
             }
             return Ok(());
         }
+        if named.shape.ne == [1; 4] && named.planes == [1; 2] {
+            let start = first + index(0, [0; 3], shape.ne[1])? * shape.nb[1];
+            f(start..start + bytes);
+            return Ok(());
+        }
         // Rows that follow each other, as those of a prompt do in a cache, are one range.
         let mut rows = 0..0;
         for i3 in 0..named.planes[1] {
@@ -250,13 +255,15 @@ impl CheckedOp {
             let Some(bound) = bound else { continue };
             match &named {
                 Some(named) if i == 0 && matches!(self.op, Op::GetRows) => {
-                    if cache.holds(&bound, src.access) {
-                        // A result of this submission.
-                        continue;
-                    }
-                    if !named.are_few(src) {
-                        src.read(&bound, cache);
-                        continue;
+                    if named.shape.ne != [1; 4] {
+                        if cache.holds(&bound, src.access) {
+                            // A result of this submission.
+                            continue;
+                        }
+                        if !named.are_few(src) {
+                            src.read(&bound, cache);
+                            continue;
+                        }
                     }
                     src.named_rows(&bound, named, &operands, |range| {
                         cache.read(&bound, range, src.access);
