@@ -52,6 +52,10 @@ pub use stack::LinePlanes;
 mod rows;
 pub use rows::{RowGroups, update_rows};
 
+#[expect(unsafe_code, reason = "moves memory that was checked before")]
+mod moves;
+pub use moves::{Moved, move_rows};
+
 #[expect(unsafe_code, reason = "reads memory that was checked before")]
 mod strided;
 pub use strided::{FOURS, Fours, Square, StridedVectors};

@@ -1,7 +1,9 @@
-//! Operations that move elements: rows by number, copies that convert, concatenation, repetition.
+//! Operations that move elements: rows by number, copies that convert, repetition.
+
+mod turned;
 
 use super::tensor::{
-    CHUNK, Chunk, MOVE, Row, Run, Shape, Source, View, ViewMut, divides, row_packets,
+    CHUNK, Chunk, Columns, MOVE, Row, Run, Shape, Source, Type, View, ViewMut, divides, row_packets,
 };
 use crate::error::{Error, Result};
 use crate::hvx;
@@ -12,13 +14,13 @@ const LONG_ROW: usize = 4096;
 
 /// Writes elements `to..to + n` of a row: the elements of row `at` of a source that start at
 /// `from`.
-struct CopyRow<'a, 'b> {
-    row: &'a mut Row<'b>,
-    to: usize,
-    n: usize,
-    view: &'a View<'a>,
-    at: [usize; 3],
-    from: usize,
+pub(super) struct CopyRow<'a, 'b> {
+    pub(super) row: &'a mut Row<'b>,
+    pub(super) to: usize,
+    pub(super) n: usize,
+    pub(super) view: &'a View<'a>,
+    pub(super) at: [usize; 3],
+    pub(super) from: usize,
 }
 
 impl hvx::Kernel for CopyRow<'_, '_> {
@@ -53,7 +55,7 @@ impl hvx::Kernel for CopyRow<'_, '_> {
 
 /// Returns `true` if rows of `src` can be written as rows of `dst`: equal types are moved, others
 /// go through f32.
-fn converts(src: &Shape, dst: &Shape) -> bool {
+pub(super) fn converts(src: &Shape, dst: &Shape) -> bool {
     src.dtype == dst.dtype || src.dtype.is_readable() && dst.dtype.is_writable()
 }
 
@@ -111,6 +113,13 @@ pub fn get_rows(
     }
     check_indices(&ids, s[1])?;
     let packets = || row_packets(n[0], MOVE);
+    let dense = [&dst.shape, &view.shape].map(Shape::has_dense_rows) == [true; 2];
+    if dst.shape.dtype == view.shape.dtype && dense && n[1..] != [1; 3] {
+        dst.for_parts(engine, packets, |part| {
+            part.for_each_run(|run| take_named(run, &view, &ids));
+        });
+        return Ok(());
+    }
     dst.for_row_parts(engine, packets, |mut row| {
         let [i1, i2, i3] = row.at;
         let at = [checked(ids.index(i1, [i2, i3, 0])), i2, i3];
@@ -129,6 +138,24 @@ pub fn get_rows(
         });
     });
     Ok(())
+}
+
+/// Writes the rows of a run that numbers name, of a view that the run [takes](Run::takes). The numbers were checked.
+fn take_named(mut run: Run<'_>, view: &View<'_>, ids: &View<'_>) {
+    let [first, i2, i3] = run.at;
+    let plane = view.row([0, i2, i3]);
+    let stride = view.shape.nb[1];
+    let number = |i: usize| checked(ids.index(first + i, [i2, i3, 0]));
+    let mut next = number(0);
+    let count = run.count;
+    run.take_each(&plane, |row| {
+        let offset = next * stride;
+        if row + 1 < count {
+            next = number(row + 1);
+            view.fetch([next, i2, i3], 1);
+        }
+        offset
+    });
 }
 
 /// Computes `dst[i3][i2][ids[i3][i2][i1]] = src[i3][i2][i1]`; the numbers are repeated in
@@ -188,6 +215,24 @@ pub fn set_rows(
     Ok(())
 }
 
+/// Returns `true` if rows are f32 without gaps, and whole elements from one to the next.
+pub(super) fn is_plain(shape: &Shape) -> bool {
+    shape.dtype == Type::F32 && shape.has_dense_rows() && shape.nb[1].is_multiple_of(4)
+}
+
+/// Converts the rows of a run from a view that [is plain](is_plain).
+fn write_floats(mut run: Run<'_>, view: &View<'_>) {
+    let (at, n) = (run.at, run.len());
+    let Some((mut elems, stride)) = view.float_rows(at, run.count) else {
+        return;
+    };
+    run.for_each_row(|mut row| {
+        view.fetch([row.at[0] + 1, at[1], at[2]], 1);
+        row.write(0, elems.get(..n).unwrap_or_default());
+        elems = elems.get(stride..).unwrap_or_default();
+    });
+}
+
 /// Copies element by element, in ggml's order if the shapes differ.
 ///
 /// # Errors
@@ -217,6 +262,32 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     }
     let (d, s) = (dst.shape, view.shape);
     let packets = || row_packets(d.ne[0], MOVE);
+    // Columns of a single row are shared out.
+    if d.ne == s.ne && d.ne[1..] != [1; 3] {
+        let columns = Columns {
+            to: 0,
+            from: 0,
+            count: d.ne[0],
+        };
+        if d.dtype == s.dtype && d.has_dense_rows() && s.has_dense_rows() {
+            dst.for_parts(engine, packets, |part| {
+                part.for_each_run(|mut run| run.take(0..run.count, &view, run.at, columns));
+            });
+            return Ok(());
+        }
+        if d.dtype == Type::F16 && is_plain(&s) {
+            dst.for_parts(engine, packets, |part| {
+                part.for_each_run(|run| write_floats(run, &view));
+            });
+            return Ok(());
+        }
+        if turned::is_turned(&d, &s) {
+            dst.for_parts(engine, packets, |part| {
+                part.for_each_run(|run| turned::copy_run(run, &view));
+            });
+            return Ok(());
+        }
+    }
     dst.for_row_parts(engine, packets, |mut row| {
         let [i1, i2, i3] = row.at;
         if i1 + 1 < s.ne[1] {
@@ -247,96 +318,6 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
         }
     });
     Ok(())
-}
-
-/// Writes `src[0]`, followed by `src[1]`, along dimension `dim`.
-///
-/// # Errors
-/// `Operand` unless all have types that convert and rows of whole blocks, dimensions other than
-/// `dim` are equal, and those of `dim` add up.
-pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
-    let views = [src[0].apart()?, src[1].apart()?];
-    let ne = dst.shape.ne;
-    let fits = (0..4).all(|i| {
-        let [a, b] = [views[0].shape.ne[i], views[1].shape.ne[i]];
-        if i == dim {
-            a.checked_add(b) == Some(ne[i])
-        } else {
-            a == ne[i] && b == ne[i]
-        }
-    });
-    let block = dst.shape.dtype.block();
-    let convert = views
-        .iter()
-        .all(|v| converts(&v.shape, &dst.shape) && v.shape.ne[0].is_multiple_of(block));
-    if dim >= 4 || !fits || !convert {
-        return Err(Error::Operand);
-    }
-    let first = views[0].shape.ne[dim];
-    let packets = || row_packets(ne[0], MOVE);
-    dst.for_parts(engine, packets, |part| {
-        part.for_each_run(|mut run| {
-            if dim == 0 && join_windows(&mut run, &views) {
-                return;
-            }
-            run.for_each_row(|mut row| {
-                let at = row.at;
-                let mut part = |view: &View<'_>, to: usize, at: [usize; 3]| {
-                    hvx::widest(CopyRow {
-                        row: &mut row,
-                        to,
-                        n: view.shape.ne[0],
-                        view,
-                        at,
-                        from: 0,
-                    });
-                };
-                match dim.checked_sub(1) {
-                    None => {
-                        part(&views[0], 0, at);
-                        part(&views[1], first, at);
-                    }
-                    Some(i) if at[i] < first => part(&views[0], 0, at),
-                    Some(i) => {
-                        let mut at = at;
-                        at[i] -= first;
-                        part(&views[1], 0, at);
-                    }
-                }
-            });
-        });
-    });
-    Ok(())
-}
-
-/// Puts one element behind each of some rows of two or three, all f32 without gaps, as the latest inputs of a convolution
-/// meet those of a token: rows so short that a copy of each takes longer than its elements. Returns `false` and writes
-/// nothing if the rows are others.
-fn join_windows(run: &mut Run<'_>, views: &[View<'_>; 2]) -> bool {
-    let [past, new] = views
-        .each_ref()
-        .map(|view| view.float_rows(run.at, run.count));
-    let (Some((past, n_past)), Some((new, 1))) = (past, new) else {
-        return false;
-    };
-    let widths = views.each_ref().map(|view| view.shape.ne[0]);
-    match (run.floats(), widths) {
-        (Some((out, 4)), [3, 1]) if n_past == 3 => {
-            let (out, past) = (out.as_chunks_mut::<4>().0, past.as_chunks::<3>().0);
-            for ((out, [a, b, c]), new) in out.iter_mut().zip(past).zip(new) {
-                *out = [*a, *b, *c, *new];
-            }
-            true
-        }
-        (Some((out, 3)), [2, 1]) if n_past == 2 => {
-            let (out, past) = (out.as_chunks_mut::<3>().0, past.as_chunks::<2>().0);
-            for ((out, [a, b]), new) in out.iter_mut().zip(past).zip(new) {
-                *out = [*a, *b, *new];
-            }
-            true
-        }
-        _ => false,
-    }
 }
 
 /// Repeats the source in all dimensions.

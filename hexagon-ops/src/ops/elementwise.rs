@@ -10,10 +10,8 @@
 
 mod function;
 
-use super::copy::{check_indices, checked};
 use super::tensor::{
-    self, ARITHMETIC, CHUNK, Chunks, Row, Shape, Source, Type, View, ViewMut, fetch_after,
-    row_packets,
+    self, CHUNK, Chunks, Row, Shape, Source, Type, View, ViewMut, fetch_after, row_packets,
 };
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
@@ -98,7 +96,7 @@ impl hvx::Kernel for MapRow<'_> {
 
 /// Computes a row of any types.
 #[inline(always)]
-fn map_row(
+pub(super) fn map_row(
     f: Function,
     mut row: Row<'_>,
     src: [&Source<'_>; 2],
@@ -436,29 +434,5 @@ pub fn glu(
         }
     };
     map_rows(engine, Function::Glu(f), dst, src, shift);
-    Ok(())
-}
-
-/// Computes `dst[i2][i1] = src0[i2][i1] + src1[ids[i2][i1]]`.
-///
-/// # Errors
-/// `Operand` unless source and result are floats of one shape, src1 is a matrix of floats with rows of their length, and
-/// there is a number for each index of dimensions 1 and 2; `Index` as [`check_indices`].
-pub fn add_id(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Result<()> {
-    same_shape(&dst.shape, &src[0])?;
-    let (table, ids) = (src[1].apart()?, src[2].apart()?);
-    let (n, t, i) = (dst.shape.ne, table.shape.ne, ids.shape.ne);
-    let table_fits = t == [n[0], t[1], 1, 1] && table.shape.dtype.is_float();
-    if !table_fits || i != [n[1], n[2], 1, 1] {
-        return Err(Error::Operand);
-    }
-    check_indices(&ids, t[1])?;
-    let packets = || row_packets(n[0], ARITHMETIC);
-    dst.for_row_parts_with_chunks(engine, packets, |row, chunks| {
-        let id = checked(ids.index(row.at[0], [row.at[1], 0, 0]));
-        let addend = Source::Apart(table.row([id, 0, 0]));
-        let f = Function::Binary(Binary::Add);
-        map_row(f, row, [&src[0], &addend], [0, 0], chunks);
-    });
     Ok(())
 }

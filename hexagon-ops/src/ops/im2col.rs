@@ -90,19 +90,114 @@ impl WindowRow<'_> {
     }
 }
 
+/// The elements of a window that has one line in each channel.
+struct Lines<'a> {
+    /// Elements starting with the first window's first.
+    elems: &'a [f32],
+    /// Elements from a channel to the next, and from an element of the window to the next.
+    stride: usize,
+    step: usize,
+}
+
+impl<'a> WindowRow<'a> {
+    /// Returns the lines of a window that is inside the image; `first` is its first column.
+    fn lines(&self, first: usize) -> Option<Lines<'a>> {
+        let view = self.view;
+        let [_, kh, kd] = self.params.window;
+        let (elems, strides) = view.all_floats()?;
+        let stride = match self.params.image {
+            Image::Line => strides[0],
+            Image::Plane => strides[1],
+            Image::Volume(_) => return None,
+        };
+        let start = view.shape.row(self.line(0, 0, 0)?) / 4 + first;
+        let elems = elems.get(start..).filter(|_| (kh, kd) == (1, 1))?;
+        let step = usize::try_from(self.params.dilation[0]).ok()?;
+        (stride > 0 && step > 0).then_some(Lines {
+            elems,
+            stride,
+            step,
+        })
+    }
+
+    /// Writes the row of such a window.
+    #[inline(always)]
+    fn write_lines(&mut self, lines: &Lines<'_>) {
+        let kw = self.params.window[0];
+        let mut chunk: Chunk = [0.0; CHUNK];
+        let (mut start, mut filled, mut rest) = (0, 0, lines.elems);
+        while start + filled < self.row.len() {
+            if filled + kw > CHUNK {
+                self.row.write(start, &chunk[..filled]);
+                (start, filled) = (start + filled, 0);
+            }
+            let out = chunk.get_mut(filled..filled + kw).unwrap_or_default();
+            match (out, rest.first_chunk()) {
+                // The usual window, without a loop.
+                ([a, b, c], Some([d, e, f])) if lines.step == 1 => (*a, *b, *c) = (*d, *e, *f),
+                (out, _) => {
+                    for (out, elem) in out.iter_mut().zip(rest.iter().step_by(lines.step)) {
+                        *out = *elem;
+                    }
+                }
+            }
+            filled += kw;
+            rest = rest.get(lines.stride..).unwrap_or_default();
+        }
+        self.row.write(start, &chunk[..filled]);
+    }
+}
+
 impl hvx::Kernel for WindowRow<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run(mut self) {
         let [kw, kh, kd] = self.params.window;
+        let params = self.params;
         let width = self.view.shape.ne[0];
         let mut chunk: Chunk = [0.0; CHUNK];
         let (mut start, mut filled) = (0, 0);
-        for line in 0..self.row.len() / kw {
-            let at = self.line(line / (kh * kd), line / kh % kd, line % kh);
+        // The columns of a line are those of each other line.
+        let first = params.coordinate(0, self.row.at[0], 0, width);
+        let last = params.coordinate(0, self.row.at[0], kw - 1, width);
+        let step = usize::try_from(params.dilation[0]).unwrap_or(0);
+        if let (Some(first), Some(_)) = (first, last)
+            && kw <= CHUNK
+            && let Some(lines) = self.lines(first)
+        {
+            return self.write_lines(&lines);
+        }
+        // Divisions are function calls on the DSP.
+        let [mut channel, mut z, mut y] = [0; 3];
+        for _ in 0..self.row.len() / kw {
+            let at = self.line(channel, z, y);
+            y += 1;
+            if y == kh {
+                (y, z) = (0, z + 1);
+            }
+            if z == kd {
+                (z, channel) = (0, channel + 1);
+            }
+            if filled + kw > CHUNK {
+                self.row.write(start, &chunk[..filled]);
+                (start, filled) = (start + filled, 0);
+            }
+            let elems = at.and_then(|at| self.view.floats(at));
+            if let (Some(elems), Some(first), Some(_), Some(out)) =
+                (elems, first, last, chunk.get_mut(filled..filled + kw))
+                && step > 0
+            {
+                // All of them are inside the image.
+                let elems = elems.get(first..).unwrap_or_default();
+                for (out, elem) in out.iter_mut().zip(elems.iter().step_by(step)) {
+                    *out = *elem;
+                }
+                filled += kw;
+                continue;
+            }
             for k in 0..kw {
-                let x = self.params.coordinate(0, self.row.at[0], k, width);
+                let x = params.coordinate(0, self.row.at[0], k, width);
                 chunk[filled] = match (at, x) {
                     (Some(at), Some(x)) => self.view.element(x, at),
                     _ => 0.0,

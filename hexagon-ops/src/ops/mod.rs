@@ -4,7 +4,9 @@
 //! others work on tensors in ggml's layouts ([`tensor`]), row by row, with FP32 arithmetic; [`run`]
 //! is their entry.
 
+pub mod add_id;
 pub mod attention;
+pub mod concat;
 pub mod convolution;
 pub mod copy;
 pub mod count;
@@ -17,6 +19,7 @@ pub mod interpolate;
 pub mod math;
 pub mod matmul;
 pub mod outer;
+pub mod pad;
 pub mod part;
 pub mod place;
 pub mod plain_matmul;

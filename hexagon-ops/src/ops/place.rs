@@ -1,99 +1,15 @@
-//! Operations that depend on the place of an element: padding, rolling and reflecting, triangles and diagonals,
-//! ramps.
+//! Operations that depend on the place of an element: reflections, triangles and diagonals, ramps.
 
 use super::elementwise::{load, put, same_shape};
 use super::rows::lane_numbers;
 use super::tensor::{
-    ARITHMETIC, CHUNK, Chunk, FUNCTION, MOVE, Row, Source, Type, View, ViewMut, row_packets,
+    ARITHMETIC, CHUNK, Chunk, FUNCTION, MOVE, Row, Run, Source, Type, ViewMut, row_packets,
 };
 use crate::error::{Error, Result};
 use crate::hvx::{
     self, Vector, add_f32, add_w, and, mul_f32, or, shr_add_w, splat_f32, splat_w, sub_w,
 };
 use crate::rt::Engine;
-
-/// Place of a source in a larger result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pad {
-    /// Elements before the source, by dimension; negative numbers only if it repeats.
-    pub front: [i32; 4],
-    /// `true` if the source repeats in all dimensions, `false` if zeros surround it.
-    pub is_circular: bool,
-}
-
-impl Pad {
-    /// Returns the index of dimension `dim` in the source; `None` outside.
-    fn source(&self, dim: usize, index: usize, count: usize) -> Option<usize> {
-        let front = i64::from(self.front[dim]);
-        // CAST: dimensions are below 2^32.
-        let (index, count) = (index as i64 - front, count as i64);
-        let index = if self.is_circular {
-            index.rem_euclid(count)
-        } else {
-            index
-        };
-        let inside = (0..count).contains(&index);
-        usize::try_from(index).ok().filter(|_| inside)
-    }
-}
-
-/// Writes one row of [`pad`].
-struct PadRow<'a> {
-    pad: Pad,
-    row: Row<'a>,
-    view: &'a View<'a>,
-}
-
-impl hvx::Kernel for PadRow<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(mut self) {
-        let (n, ne, pad) = (self.row.len(), self.view.shape.ne, self.pad);
-        let mut at = [0; 3];
-        for (i, at) in at.iter_mut().enumerate() {
-            match pad.source(i + 1, self.row.at[i], ne[i + 1]) {
-                Some(index) => *at = index,
-                None => return self.row.clear(0..n),
-            }
-        }
-        if let Some(from) = pad.source(0, 0, ne[0]) {
-            // Circular, or the source starts here: `take` repeats the source.
-            let len = if pad.is_circular { n } else { ne[0] };
-            self.row.take(0, len, self.view, at, from);
-            return self.row.clear(len..n);
-        }
-        let start = usize::try_from(pad.front[0]).unwrap_or(0);
-        self.row.clear(0..start);
-        self.row.take(start, ne[0], self.view, at, 0);
-        self.row.clear(start + ne[0]..n);
-    }
-}
-
-/// Surrounds the source with zeros, or repeats it.
-///
-/// # Errors
-/// `Operand` unless both have one type without blocks, and the source lies in the result at its
-/// place (or repeats).
-pub fn pad(engine: &Engine, pad: Pad, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
-    let view = src.apart()?;
-    let types = view.shape.dtype == dst.shape.dtype && !dst.shape.dtype.is_block();
-    let lies_inside = (0..4).all(|i| {
-        let front = usize::try_from(pad.front[i]).ok();
-        let end = front.and_then(|front| front.checked_add(view.shape.ne[i]));
-        end.is_some_and(|end| end <= dst.shape.ne[i])
-    });
-    if !types || !(pad.is_circular || lies_inside) {
-        return Err(Error::Operand);
-    }
-    let view = &view;
-    let n = dst.shape.ne[0];
-    let packets = || row_packets(n, MOVE);
-    dst.for_rows(engine, packets, |row| {
-        hvx::widest(PadRow { pad, row, view });
-    });
-    Ok(())
-}
 
 /// The elements of row i of a matrix that stay, and the value of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +42,14 @@ impl Band {
         };
         (start.min(n), end.min(n))
     }
+
+    /// Returns the value of the other columns.
+    fn rest(self) -> f32 {
+        match self {
+            Self::Past(_) => f32::NEG_INFINITY,
+            _ => 0.0,
+        }
+    }
 }
 
 /// Writes one row of [`band`].
@@ -141,17 +65,8 @@ impl hvx::Kernel for BandRow<'_> {
     #[inline(always)]
     fn run(mut self) {
         let n = self.row.len();
-        let at = self.row.at;
-        let (first, end) = self.band.columns(at[0], n);
-        let rest = match self.band {
-            Band::Past(_) => f32::NEG_INFINITY,
-            _ => 0.0,
-        };
-        if let Source::Apart(view) = self.src
-            && let (Some(elems), Some(out)) = (view.floats(at), self.row.floats())
-        {
-            return keep_columns(elems, [first, end], splat_f32(rest), out);
-        }
+        let (first, end) = self.band.columns(self.row.at[0], n);
+        let rest = self.band.rest();
         let mut chunk: Chunk = [0.0; CHUNK];
         let mut out: Chunk = [0.0; CHUNK];
         for start in (0..n).step_by(CHUNK) {
@@ -167,28 +82,88 @@ impl hvx::Kernel for BandRow<'_> {
     }
 }
 
+/// Writes rows of [`band`] that are f32 without gaps on both sides.
+struct BandRows<'a> {
+    band: Band,
+    /// Number of the first row of the matrix, and of rows.
+    first: usize,
+    count: usize,
+    n: usize,
+    /// Elements starting with the first row, and from one row to the next.
+    src: (&'a [f32], usize),
+    out: (&'a mut [f32], usize),
+}
+
+impl hvx::Kernel for BandRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let rest = splat_f32(self.band.rest());
+        let ((mut elems, step), (mut out, out_step)) = (self.src, self.out);
+        for row in self.first..self.first + self.count {
+            let (first, end) = self.band.columns(row, self.n);
+            if let (Some(elems), Some(out)) = (elems.get(..self.n), out.get_mut(..self.n)) {
+                keep_columns(elems, [first, end], rest, out);
+            }
+            elems = elems.get(step..).unwrap_or_default();
+            out = out.get_mut(out_step..).unwrap_or_default();
+        }
+    }
+}
+
+/// Writes the rows of a run; returns `false` and writes nothing unless both sides are f32 without gaps in rows.
+fn band_run(band: Band, run: &mut Run<'_>, src: &Source<'_>) -> bool {
+    let (at, count, n) = (run.at, run.count, run.len());
+    let Source::Apart(view) = src else {
+        return false;
+    };
+    let rows = match band {
+        // The only row of the source is that of all rows.
+        Band::Diagonal => view
+            .float_rows([0, at[1], at[2]], 1)
+            .map(|(row, _)| (row, 0)),
+        _ => view.float_rows(at, count),
+    };
+    let (Some(src), Some(out)) = (rows, run.floats()) else {
+        return false;
+    };
+    hvx::widest(BandRows {
+        band,
+        first: at[0],
+        count,
+        n,
+        src,
+        out,
+    });
+    true
+}
+
 /// Returns -1 where a number below 2^31 is less than another one, else 0.
 #[inline(always)]
 fn is_below(a: Vector, b: Vector) -> Vector {
     shr_add_w(splat_w(0), sub_w(a, b), 31)
 }
 
-/// Copies the columns from `first` to before `end`, and sets the others to `rest`.
+/// Copies the columns from `first` to before `end`, and sets the others to `rest`; both rows have as many.
 #[inline(always)]
 fn keep_columns(elems: &[f32], [first, end]: [usize; 2], rest: Vector, out: &mut [f32]) {
     // Columns are below 2^31.
     let [first, end] =
         [first, end].map(|column| splat_w(i32::try_from(column).unwrap_or(i32::MAX)));
     let mut column = lane_numbers();
-    for (k, out) in out.chunks_mut(32).enumerate() {
+    let mut kept = |elems| {
         let is_kept = sub_w(is_below(column, end), is_below(column, first));
-        let others = and(rest, sub_w(splat_w(-1), is_kept));
-        put(
-            or(and(load(elems, 32 * k), is_kept), others),
-            out,
-            out.len(),
-        );
         column = add_w(column, splat_w(32));
+        or(and(elems, is_kept), and(rest, sub_w(splat_w(-1), is_kept)))
+    };
+    let (vectors, elems_rest) = elems.as_chunks();
+    let (out, out_rest) = out.as_chunks_mut();
+    for (elems, out) in vectors.iter().zip(out) {
+        hvx::store_f32(out, kept(hvx::load_f32(elems)));
+    }
+    if !out_rest.is_empty() {
+        put(kept(load(elems_rest, 0)), out_rest, out_rest.len());
     }
 }
 
@@ -209,8 +184,12 @@ pub fn band(engine: &Engine, band: Band, dst: ViewMut<'_>, src: &Source<'_>) -> 
     }
     let n = dst.shape.ne[0];
     let packets = || row_packets(n, 2 * ARITHMETIC);
-    dst.for_rows(engine, packets, |row| {
-        hvx::widest(BandRow { band, row, src });
+    dst.for_parts(engine, packets, |part| {
+        part.for_each_run(|mut run| {
+            if !band_run(band, &mut run, src) {
+                run.for_each_row(|row| hvx::widest(BandRow { band, row, src }));
+            }
+        });
     });
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! The operations on tensors, and the kernel of each.
 
+use super::add_id::add_id;
+use super::concat::concat;
 use super::convolution::{Convolution, convolution};
 use super::count::count_equal;
 use super::elementwise::{Binary, Glu, Unary};
@@ -7,8 +9,9 @@ use super::im2col::{Col2im, Im2col, col2im, im2col};
 use super::indexer::lightning_indexer;
 use super::interpolate::{Interpolation, interpolate};
 use super::outer::out_prod;
+use super::pad::{Pad, pad};
 use super::part::{ChangedPart, change_part};
-use super::place::{Band, Pad};
+use super::place::Band;
 use super::pool::{Pooling, pool};
 use super::recurrence::{Recurrence, recurrence};
 use super::rows::{Norm, Order, Rope, SoftMax};
@@ -138,9 +141,9 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::GetRows => copy::get_rows(engine, dst, &src[0], &src[1]),
         Op::SetRows => copy::set_rows(engine, dst, &src[0], &src[1]),
         Op::Copy => copy::copy(engine, dst, &src[0]),
-        Op::Concat(dim) => copy::concat(engine, dim, dst, [&src[0], &src[1]]),
+        Op::Concat(dim) => concat(engine, dim, dst, [&src[0], &src[1]]),
         Op::Repeat => copy::repeat(engine, dst, &src[0]),
-        Op::Pad(pad) => place::pad(engine, pad, dst, &src[0]),
+        Op::Pad(params) => pad(engine, params, dst, &src[0]),
         Op::Band(band) => place::band(engine, band, dst, &src[0]),
         Op::Ramp(start, step) => place::ramp(engine, start, step, dst),
         Op::Pool(params) => pool(engine, params, dst, &src[0]),
@@ -155,7 +158,7 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Timestep(period) => embed_times(engine, period, dst, &src[0]),
         Op::Part(part) => change_part(engine, part, dst, [&src[0], &src[1]]),
         Op::CountEqual => count_equal(engine, dst, [&src[0], &src[1]]),
-        Op::AddId => elementwise::add_id(engine, dst, src),
+        Op::AddId => add_id(engine, dst, src),
         Op::HyperPre(scale, is_gated) => {
             hyper::pre(engine, (scale, is_gated), dst, [&src[0], &src[1]])
         }

@@ -11,11 +11,13 @@
 use super::elementwise::load;
 use super::tensor::{Source, Type, View, ViewMut};
 use crate::error::{Error, Result};
-use crate::hvx::{self, mul_f32, splat_f32, sub_f32};
+use crate::hvx::{self, Vector, mul_f32, splat_f32, sub_f32};
 use crate::rt::{Engine, SharedColumns};
 
 /// Columns that are computed at a time.
 const LANES: usize = 32;
+/// Rows that are solved at a time.
+const BLOCK: usize = 4;
 /// Most tasks of a step.
 const MAX_TASKS: usize = 8;
 
@@ -39,14 +41,76 @@ struct SolvePlane<'a, 'b> {
     column: usize,
 }
 
+impl SolvePlane<'_, '_> {
+    /// Solves rows `first` to `first + BLOCK - 1`, which are there and have 32 columns: each known row is read once for all.
+    ///
+    /// - `matrix`, `right`: elements of the plane, and the number of elements from one row to the next
+    #[inline(always)]
+    fn solve_block(
+        &mut self,
+        first: usize,
+        (matrix, matrix_stride): (&[f32], usize),
+        (right, right_stride): (&[f32], usize),
+    ) {
+        let row = |i: usize| {
+            matrix
+                .get((first + i) * matrix_stride..)
+                .unwrap_or_default()
+        };
+        let factors: [&[f32]; BLOCK] = core::array::from_fn(row);
+        let at = self.task.first + self.column;
+        let mut rest: [Vector; BLOCK] = [splat_f32(0.0); BLOCK];
+        for (i, rest) in rest.iter_mut().enumerate() {
+            *rest = load(right, (first + i) * right_stride + at);
+        }
+        let solution = &mut self.task.solution;
+        for t in (0..first).step_by(BLOCK) {
+            let known = solution.squares::<LANES, BLOCK>(self.row + t, self.column);
+            let Some(known) = known.map(|rows| rows.map(|row| hvx::load_f32(row))) else {
+                return;
+            };
+            for (rest, factors) in rest.iter_mut().zip(factors) {
+                let factors = factors.get(t..).and_then(<[f32]>::first_chunk::<BLOCK>);
+                for (known, factor) in known.iter().zip(factors.unwrap_or(&[0.0; BLOCK])) {
+                    *rest = sub_f32(*rest, mul_f32(splat_f32(*factor), *known));
+                }
+            }
+        }
+        let out = solution.squares::<LANES, BLOCK>(self.row + first, self.column);
+        let Some(out) = out else { return };
+        for i in 0..BLOCK {
+            let factor = |t: usize| factors[i].get(first + t).copied().unwrap_or_default();
+            for t in 0..i {
+                rest[i] = sub_f32(rest[i], mul_f32(splat_f32(factor(t)), rest[t]));
+            }
+            rest[i] = mul_f32(rest[i], splat_f32(1.0 / factor(i)));
+        }
+        for (out, rest) in out.into_iter().zip(rest) {
+            hvx::store_f32(out, rest);
+        }
+    }
+}
+
 impl hvx::Kernel for SolvePlane<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run(mut self) {
         let [i2, i3] = self.plane;
         let len = LANES.min(self.task.count - self.column);
-        for i in 0..self.matrix.shape.ne[0] {
+        let n = self.matrix.shape.ne[0];
+        let rows = [self.matrix, self.right].map(|view| view.float_rows([0, i2, i3], n));
+        let by_blocks = match rows {
+            [Some(matrix), Some(right)] if len == LANES => {
+                let n_blocks = n / BLOCK;
+                for block in 0..n_blocks {
+                    self.solve_block(BLOCK * block, matrix, right);
+                }
+                n_blocks
+            }
+            _ => 0,
+        };
+        for i in BLOCK * by_blocks..n {
             let at = [i, i2, i3];
             let right = self.right.floats(at).unwrap_or_default();
             let mut rest = load(right, self.task.first + self.column);

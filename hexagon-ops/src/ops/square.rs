@@ -119,6 +119,44 @@ impl hvx::Kernel for FirstColumns<'_> {
     }
 }
 
+/// Writes columns of gathered rows as rows of a result: up to 32, of up to 32 elements each.
+pub(super) struct WriteColumns<'a> {
+    pub(super) gathered: &'a Gathered,
+    /// Elements starting with the first of the first row, and elements from one row to the next.
+    pub(super) out: &'a mut [f32],
+    pub(super) stride: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+}
+
+impl hvx::Kernel for WriteColumns<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut out = self.out;
+        let mut left = self.rows;
+        for group in 0..TILE_DIM / GROUP {
+            for column in columns(self.gathered, group) {
+                if left == 0 {
+                    return;
+                }
+                left -= 1;
+                match out.first_chunk_mut() {
+                    Some(line) if self.columns == TILE_DIM => hvx::store_f32(line, column),
+                    _ => {
+                        let mut lanes = [0.0; TILE_DIM];
+                        hvx::store_f32(&mut lanes, column);
+                        let n = self.columns.min(out.len());
+                        hvx::copy_f32(&mut out[..n], &lanes);
+                    }
+                }
+                out = out.get_mut(self.stride..).unwrap_or_default();
+            }
+        }
+    }
+}
+
 /// Loads 32 elements starting with `at`, zeros after the end. Memory of at least 32 elements is read by vectors only.
 #[inline(always)]
 fn load_before_end(elems: &[f32], at: usize) -> Vector {

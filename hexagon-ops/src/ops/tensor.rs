@@ -23,6 +23,8 @@ mod shape;
 mod super_block;
 mod tasks;
 
+pub(in crate::ops) use lines::first_halves;
+pub use raw::Columns;
 use row::float_stride;
 pub use row::{Row, Run};
 pub use shape::{Shape, Type, divides};

@@ -97,10 +97,12 @@ impl Slot {
         self.base + self.end
     }
 
-    /// Returns the slot that this range has in the table.
+    /// Returns the slot that this range has in the table. Successive lines have different ones, and so have multiples of large
+    /// powers of two, at which buffers start.
     fn index(&self) -> usize {
         let line = self.address() / LINE_BYTES;
-        (line ^ (line / SLOTS) ^ (line / SLOTS / SLOTS)) % SLOTS
+        let mixed = line ^ (line / (SLOTS * SLOTS));
+        (mixed ^ (mixed / SLOTS)) % SLOTS
     }
 
     fn contains(&self, other: &Self) -> bool {
@@ -162,6 +164,12 @@ impl<P: Platform> Cache<'_, P> {
         self.platform
             .invalidate(bound.mapped(), lines.start..lines.end, access);
         self.remember(index, lines);
+    }
+
+    /// Returns `true` if all bytes of the operand are known to be visible to the instructions that `access` names.
+    pub(super) fn holds(&self, bound: &Bound<'_>, access: Access) -> bool {
+        let lines = Slot::lines(bound, &bound.range(), access);
+        self.ranges.slots[lines.index()].provides(&lines)
     }
 
     /// Makes the lines that a result shares with other data at both ends of `range` visible to all instructions.

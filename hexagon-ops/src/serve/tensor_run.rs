@@ -119,7 +119,7 @@ impl CheckedTensor {
         }
     }
 
-    /// Calls `f` with each row that is named.
+    /// Calls `f` with the bytes of all rows that are named.
     fn named_rows(
         &self,
         bound: &Bound<'_>,
@@ -157,14 +157,30 @@ impl CheckedTensor {
             }
             return Ok(());
         }
+        if named.shape.ne == [1; 4] && named.planes == [1; 2] {
+            let start = first + index(0, [0; 3], shape.ne[1])? * shape.nb[1];
+            f(start..start + bytes);
+            return Ok(());
+        }
+        // Rows that follow each other, as those of a prompt do in a cache, are one range.
+        let mut rows = 0..0;
         for i3 in 0..named.planes[1] {
             for i2 in 0..named.planes[0] {
                 for i in 0..n0 {
                     let row = index(i, [i2, i3, 0], shape.ne[1])?;
                     let start = first + shape.row([row, i2, i3]);
-                    f(start..start + bytes);
+                    if start != rows.end {
+                        if !rows.is_empty() {
+                            f(rows);
+                        }
+                        rows = start..start;
+                    }
+                    rows.end = start + bytes;
                 }
             }
+        }
+        if !rows.is_empty() {
+            f(rows);
         }
         Ok(())
     }
@@ -181,6 +197,15 @@ struct Named<'a> {
     planes: [usize; 2],
     /// `true` if a number is an index of dimension 2 and names all rows of dimension 1.
     whole_planes: bool,
+}
+
+impl Named<'_> {
+    /// Returns `true` if a table has more bytes than the rows that are named, or has gaps, so that it is not read as a whole.
+    fn are_few(&self, table: &CheckedTensor) -> bool {
+        let shape = table.shape();
+        let named = self.shape.elems().saturating_mul(shape.row_bytes());
+        !table.is_gapless || shape.bytes().is_none_or(|bytes| bytes > named)
+    }
 }
 
 impl CheckedOp {
@@ -230,6 +255,16 @@ impl CheckedOp {
             let Some(bound) = bound else { continue };
             match &named {
                 Some(named) if i == 0 && matches!(self.op, Op::GetRows) => {
+                    if named.shape.ne != [1; 4] {
+                        if cache.holds(&bound, src.access) {
+                            // A result of this submission.
+                            continue;
+                        }
+                        if !named.are_few(src) {
+                            src.read(&bound, cache);
+                            continue;
+                        }
+                    }
                     src.named_rows(&bound, named, &operands, |range| {
                         cache.read(&bound, range, src.access);
                     })?;

@@ -179,7 +179,7 @@ fn copies_convert_between_all_strides() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let places: [Place; 4] = [DENSE, GAPS, PERMUTED, TRANSPOSED];
-    for ne in [[1, 1, 1, 1], [33, 5, 3, 2], [288, 4, 1, 3]] {
+    for ne in [[1, 1, 1, 1], [33, 5, 3, 2], [288, 4, 1, 3], [40, 70, 2, 1]] {
         for (from, to) in [
             (F, F),
             (F, H),
@@ -391,7 +391,14 @@ fn whole_numbers_are_cut_towards_zero() {
 fn latest_inputs_and_a_new_one_become_windows() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    for (past, new, place) in [(3, 1, DENSE), (2, 1, DENSE), (2, 2, DENSE), (3, 1, GAPS)] {
+    for (past, new, place) in [
+        (3, 1, DENSE),
+        (2, 1, DENSE),
+        (2, 2, DENSE),
+        (3, 1, GAPS),
+        (3, 64, DENSE),
+        (3, 40, GAPS),
+    ] {
         let a = Case::random(F, [past, 70, 2, 1], place, 2.0, &mut numbers);
         let b = Case::random(F, [new, 70, 2, 1], place, 2.0, &mut numbers);
         let mut dst = Case::zeros(F, [past + new, 70, 2, 1], DENSE);

@@ -84,8 +84,9 @@ fn padding_is_zero_or_repeats() {
 fn rolling_goes_round() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    let ne = [10, 5, 4, 3];
-    for place in [DENSE, GAPS, PERMUTED] {
+    let lines =
+        [[10, 5, 4, 3], [200, 5, 2, 3]].map(|ne| [DENSE, GAPS, PERMUTED].map(|place| (ne, place)));
+    for (ne, place) in lines.into_iter().flatten() {
         for moves in [
             [3, -2, 1, -1],
             [0, 0, 0, 0],

@@ -51,7 +51,7 @@ fn triangular_equations_are_solved() {
 fn the_last_of_the_largest_elements_is_named() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    for (n, m) in [(1, 1), (32, 10), (300, 3), (1000, 2), (31, 5)] {
+    for (n, m) in [(1, 1), (32, 10), (300, 3), (1000, 2), (31, 5), (10_000, 2)] {
         // A few values, so that the largest comes several times.
         let src = Case::of(F, [n, m, 1, 1], GAPS, || (8.0 * numbers.float()).floor());
         let mut dst = Case::zeros(TYPE_I32, [m, 1, 1, 1], DENSE);

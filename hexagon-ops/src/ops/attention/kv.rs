@@ -17,7 +17,7 @@ use q8_0::ReadTwoBlocks;
 
 use crate::hvx::{self, FOURS, Square, StridedVectors, Vector, larger_f16, max_h, splat_w};
 use crate::layout::{LINE_BYTES, Line, TILE_DIM, Tile};
-use crate::ops::tensor::{Type, View};
+use crate::ops::tensor::{Type, View, first_halves};
 
 /// Elements of a row that are packed at a time.
 pub(super) const SLAB: usize = 64;
@@ -48,9 +48,16 @@ impl CacheRows<'_> {
     /// Returns 64 elements of each row, if they can be loaded as they are: whole lines of f16.
     #[inline(always)]
     fn lines(&self, slab: usize) -> Option<StridedVectors<'_>> {
+        (self.slab(slab).len() == SLAB).then(|| self.vectors(slab))?
+    }
+
+    /// Returns a vector that starts with the elements of a slab for each row, if they can be loaded as they are and have
+    /// memory of the tensor after them.
+    #[inline(always)]
+    fn vectors(&self, slab: usize) -> Option<StridedVectors<'_>> {
         let (view, [head, stream]) = (self.view, self.head);
         let is_f16 = view.shape.dtype == Type::F16 && view.shape.has_dense_rows();
-        if !is_f16 || self.positions.is_empty() || self.slab(slab).len() < SLAB {
+        if !is_f16 || self.positions.is_empty() {
             return None;
         }
         let first = view.shape.row([self.positions.start, head, stream]);
@@ -107,6 +114,9 @@ impl hvx::Kernel for PackKeys<'_> {
             let lines = self.rows.lines(slab);
             let (found, strips) = match lines.and_then(StridedVectors::aligned) {
                 Some(lines) => self.transpose_lines(Some(lines), slab, tiles),
+                None if self.rows.slab(slab).len() <= SLAB / 2 => {
+                    self.transpose_halves(slab, tiles)
+                }
                 None => self.transpose_lines(lines, slab, tiles),
             };
             largest = max_h(largest, found);
@@ -123,6 +133,27 @@ impl hvx::Kernel for PackKeys<'_> {
 }
 
 impl PackKeys<'_> {
+    /// Packs a slab of at most 32 elements, of the strips that have 32 rows. Returns their largest magnitudes, and their
+    /// number; none if the rows cannot be loaded as they are.
+    #[inline(always)]
+    fn transpose_halves(&self, slab: usize, tiles: &mut [Tile]) -> (Vector, usize) {
+        let mut largest = splat_w(0);
+        let mut strips = 0;
+        let kept = first_halves(self.rows.slab(slab).len());
+        let kept = hvx::swap_blocks::<16>(kept, kept).0;
+        if let Some(mut lines) = self.rows.vectors(slab) {
+            for tiles in tiles.chunks_exact_mut(self.per_strip) {
+                let (Some(tile), Some(square)) = (tiles.get_mut(2 * slab), lines.next_square())
+                else {
+                    break;
+                };
+                largest = transpose_half_square(square, tile, largest, kept);
+                strips += 1;
+            }
+        }
+        (largest, strips)
+    }
+
     /// Packs a slab of the strips that have 32 lines. Returns their largest magnitudes, and their number.
     #[inline(always)]
     fn transpose_lines<const ALIGNED: bool>(
@@ -149,6 +180,40 @@ impl PackKeys<'_> {
         }
         (largest, strips)
     }
+}
+
+/// Transposes 32 rows of 16 words each, as [`transpose`] does with the first half of its square. Returns the larger ones of
+/// `largest` and the magnitudes of their f16.
+///
+/// - `kept`: ones where a vector that has the words of two rows has elements
+#[inline(always)]
+fn transpose_half_square<const ALIGNED: bool>(
+    rows: Square<'_, ALIGNED>,
+    out: &mut Tile,
+    largest: Vector,
+    kept: Vector,
+) -> Vector {
+    let mut largest = largest;
+    let mut v = [splat_w(0); TILE_DIM / 2];
+    let mut rows = rows.spaced();
+    let (low, high) = v.split_at_mut(FOURS);
+    for (low, high) in low.iter_mut().zip(high) {
+        let [a, b] = [
+            hvx::swap_blocks::<16>(rows.load::<0>(), rows.load::<2>()).0,
+            hvx::swap_blocks::<16>(rows.load::<1>(), rows.load::<3>()).0,
+        ];
+        (*low, *high) = (hvx::and(a, kept), hvx::and(b, kept));
+        largest = larger_f16(larger_f16(largest, *low), *high);
+        rows.advance();
+    }
+    exchange::<8, 8>(&mut v);
+    exchange::<4, 4>(&mut v);
+    exchange::<2, 2>(&mut v);
+    exchange::<1, 1>(&mut v);
+    for (line, v) in out.0.iter_mut().zip(v) {
+        hvx::store(line, v);
+    }
+    largest
 }
 
 /// Transposes 32 rows of 32 words each, as [`transpose`] does. Returns the larger ones of `largest` and the magnitudes of

@@ -8,6 +8,7 @@ use crate::ops::tensor::{
 };
 use crate::rt::Engine;
 
+mod running;
 mod window;
 
 /// Sums each element and all before it, in ggml's order: one sum in f32 along a row.
@@ -17,6 +18,15 @@ mod window;
 pub fn cumulate(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     same_shape(&dst.shape, src)?;
     let n = dst.shape.ne[0];
+    if let Source::Apart(view) = src
+        && running::is_summed(&dst.shape, &view.shape)
+    {
+        let packets = || row_packets(n, FUNCTION);
+        dst.for_parts(engine, packets, |part| {
+            part.for_each_run(|run| running::sum_run(run, view));
+        });
+        return Ok(());
+    }
     let packets = || row_packets(n, SCALAR);
     dst.for_rows(engine, packets, |mut row| {
         let (mut chunk, mut out): (Chunk, Chunk) = ([0.0; CHUNK], [0.0; CHUNK]);

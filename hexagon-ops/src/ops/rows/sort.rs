@@ -199,18 +199,20 @@ impl hvx::Kernel for Best<'_> {
     #[inline(always)]
     fn run(self) -> f32 {
         let Self(elems, order) = self;
-        let whole = elems.len() / 32 * 32;
+        let (vectors, remaining) = elems.as_chunks();
         // The rest of a vector is filled with the first element.
         let mut rest = [elems.first().copied().unwrap_or(0.0); 32];
-        rest[..elems.len() - whole].copy_from_slice(&elems[whole..]);
-        let mut best = hvx::load_f32(&rest);
-        for k in (0..whole).step_by(32) {
-            let lanes = load(elems, k);
-            best = match order {
-                Order::Ascending => hvx::min_f32(best, lanes),
-                Order::Descending => hvx::max_f32(best, lanes),
-            };
-        }
+        rest[..remaining.len()].copy_from_slice(remaining);
+        let rest = hvx::load_f32(&rest);
+        // Without a condition in the loop.
+        let best = match order {
+            Order::Ascending => vectors.iter().fold(rest, |best, vector| {
+                hvx::min_f32(best, hvx::load_f32(vector))
+            }),
+            Order::Descending => vectors.iter().fold(rest, |best, vector| {
+                hvx::max_f32(best, hvx::load_f32(vector))
+            }),
+        };
         let best = match order {
             Order::Ascending => all_lanes(best, hvx::min_f32),
             Order::Descending => all_lanes(best, hvx::max_f32),
@@ -290,20 +292,49 @@ pub fn arg_max(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()
     Ok(())
 }
 
+/// Elements of which the largest one is searched at first; later, those of a chunk among them.
+const PIECE: usize = 4096;
+
 /// Returns the number of the last one of the largest elements of row `row`.
 fn last_largest(view: &View<'_>, row: usize) -> i32 {
     let n = view.shape.ne[0];
-    let mut chunk: Chunk = [0.0; CHUNK];
+    let number = match view.floats([row, 0, 0]) {
+        Some(elems) => {
+            let (_, piece) = largest_of(elems.chunks(PIECE));
+            let first = PIECE * piece;
+            let elems = &elems[first..n.min(first + PIECE)];
+            let (largest, chunk) = largest_of(elems.chunks(CHUNK));
+            let chunk = CHUNK * chunk..elems.len().min(CHUNK * (chunk + 1));
+            let number = elems[chunk.clone()].iter().rposition(|x| *x == largest);
+            number.map_or(0, |number| first + chunk.start + number)
+        }
+        None => {
+            let mut chunk: Chunk = [0.0; CHUNK];
+            let (mut largest, mut number) = (f32::NEG_INFINITY, 0);
+            for start in (0..n).step_by(CHUNK) {
+                let range = start..n.min(start + CHUNK);
+                let elems = view.read([row, 0, 0], range, &mut chunk);
+                let (best, _) = largest_of([elems].into_iter());
+                if best >= largest
+                    && let Some(k) = elems.iter().rposition(|x| *x == best)
+                {
+                    (largest, number) = (best, start + k);
+                }
+            }
+            number
+        }
+    };
+    i32::try_from(number).unwrap_or(0)
+}
+
+/// Returns the largest element of some pieces, and the number of the last piece that has it.
+fn largest_of<'a>(pieces: impl Iterator<Item = &'a [f32]>) -> (f32, usize) {
     let (mut largest, mut number) = (f32::NEG_INFINITY, 0);
-    for start in (0..n).step_by(CHUNK) {
-        let range = start..n.min(start + CHUNK);
-        let elems = view.read([row, 0, 0], range, &mut chunk);
+    for (i, elems) in pieces.enumerate() {
         let best = hvx::widest(Best(elems, Order::Descending));
-        if best >= largest
-            && let Some(k) = elems.iter().rposition(|x| *x == best)
-        {
-            (largest, number) = (best, start + k);
+        if best >= largest {
+            (largest, number) = (best, i);
         }
     }
-    i32::try_from(number).unwrap_or(0)
+    (largest, number)
 }

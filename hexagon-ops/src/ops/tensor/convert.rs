@@ -64,6 +64,18 @@ impl hvx::Kernel for Narrow<'_> {
 
     #[inline(always)]
     fn run(self) {
+        let bytes: &[u8] = bytemuck::cast_slice(self.elems);
+        // A load and a store of aligned lines share a packet.
+        if let (Ok(elems), Ok(out)) = (
+            bytemuck::try_cast_slice::<u8, Line>(bytes),
+            bytemuck::try_cast_slice_mut::<u8, Line>(&mut *self.out),
+        ) {
+            for (out, [first, second]) in out.iter_mut().zip(elems.as_chunks().0) {
+                let (even, odd) = hvx::deal_w(hvx::load(first), hvx::load(second));
+                hvx::store(out, hvx::narrow_f32(even, odd));
+            }
+            return;
+        }
         let groups = self.elems.as_chunks::<64>().0;
         for (out, elems) in self.out.as_chunks_mut::<128>().0.iter_mut().zip(groups) {
             let [first, second]: &[[f32; 32]; 2] = bytemuck::cast_ref(elems);

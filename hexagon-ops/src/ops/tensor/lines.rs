@@ -24,6 +24,24 @@ fn load(bytes: &[u8]) -> Vector {
     }
 }
 
+/// Returns ones in the first `count` halfwords, up to all, and zeros in the others.
+#[inline(always)]
+pub(in crate::ops) fn first_halves(count: usize) -> Vector {
+    const HALVES: usize = LINE_BYTES / 2;
+    const ENDS: [u8; 2 * LINE_BYTES] = {
+        let mut ends = [0; 2 * LINE_BYTES];
+        let mut i = 0;
+        while i < LINE_BYTES {
+            ends[i] = 0xff;
+            i += 1;
+        }
+        ends
+    };
+    let skipped = 2 * (HALVES - count.min(HALVES));
+    let ends = ENDS.get(skipped..).and_then(<[u8]>::first_chunk);
+    ends.map_or(splat_w(0), hvx::load_bytes)
+}
+
 /// The arguments of [`View::read_rows`].
 struct ReadRows<'a> {
     view: &'a View<'a>,
@@ -138,10 +156,12 @@ impl<'v> View<'v> {
                     hvx::store(out, elems);
                 }
             }
-            Some(mut dense) if dtype.is_block() && is_line => {
+            Some(mut dense) if dtype.is_block() => {
                 for out in out {
                     let row = dense.bytes;
-                    let (even, odd) = hvx::deal_w(dense.block(), dense.block());
+                    let first = dense.block();
+                    let second = if is_line { dense.block() } else { splat_w(0) };
+                    let (even, odd) = hvx::deal_w(first, second);
                     dense.bytes = row.get(dense.stride..).unwrap_or_default();
                     let elems = hvx::narrow_f32(even, odd);
                     largest = larger_f16(largest, elems);
@@ -149,8 +169,15 @@ impl<'v> View<'v> {
                 }
             }
             Some(mut dense) if dtype == Type::F16 => {
+                let kept = first_halves(range.len());
                 for out in out {
-                    let elems = load(dense.next(2 * range.len()));
+                    // What follows the elements is often memory of the same tensor. A call for parts of lines takes longer.
+                    let line = dense.bytes.first_chunk();
+                    let row = dense.next(2 * range.len());
+                    let elems = match line {
+                        Some(line) => hvx::and(hvx::load_bytes(line), kept),
+                        None => load(row),
+                    };
                     largest = larger_f16(largest, elems);
                     hvx::store(out, elems);
                 }

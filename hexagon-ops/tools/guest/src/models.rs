@@ -85,6 +85,17 @@ pub fn operations(layer: u64) -> [(&'static str, TensorOp); ROWS] {
     let sort = |n, k, rows| {
         op(wire::KERNEL_ARGSORT, &[(0, 1)], numbers(RESULT, [k, rows, 1]), &[floats(FIRST, [n, rows, 1])])
     };
+    let concat = |name, a: [usize; 2], b: [usize; 2], dim: usize| {
+        let mut joined = a;
+        joined[dim] += b[dim];
+        let [joined, a, b] = [joined, a, b].map(|[n, rows]| [n, rows, 1]);
+        (name, op(wire::KERNEL_CONCAT, &[(0, dim as u32)], floats(RESULT, joined), &[floats(FIRST, a), floats(SECOND, b)]))
+    };
+    let copied = |ne, nb: [u64; 3]| {
+        let mut from = floats(FIRST, ne);
+        from.nb[..3].copy_from_slice(&nb);
+        op(wire::KERNEL_COPY, &[], floats(RESULT, ne), &[from])
+    };
     let planes = [64, 64, 32];
     let oai = [(2, 1.702_f32.to_bits()), (3, 7_f32.to_bits())];
     let cells = tensor(wire::TYPE_I64, CELLS, [48, 1, 1, 1]);
@@ -178,8 +189,36 @@ pub fn operations(layer: u64) -> [(&'static str, TensorOp); ROWS] {
                 &[floats(FIRST, [300, 80, 1])],
             ),
         ),
+        concat("concat_3_1x6144", [3, 6144], [1, 6144], 0),
+        concat("concat_3_64x6144", [3, 6144], [64, 6144], 0),
+        concat("concat_192_64x32", [192, 32], [64, 32], 0),
+        concat("concat_rows_1024x8_8", [1024, 8], [1024, 8], 1),
+        ("copy_f32_3072_48_rows", one(wire::KERNEL_COPY, [0.0; 2], 3072, 48)),
+        (
+            "copy_f16_3072_48_rows",
+            op(
+                wire::KERNEL_COPY,
+                &[],
+                tensor(wire::TYPE_F16, RESULT, [3072, 48, 1, 1]),
+                &[floats(FIRST, [3072, 48, 1])],
+            ),
+        ),
+        ("copy_permuted_96x48x24", copied([96, 48, 24], [4, 96 * 24 * 4, 96 * 4])),
+        ("copy_transposed_256x64", copied([256, 64, 1], [64 * 4, 4, 0])),
+        ("roll_3072_48_rows", op(wire::KERNEL_ROLL, &[(0, 5)], floats(RESULT, [3072, 48, 1]), &[floats(FIRST, [3072, 48, 1])])),
+        ("pad_128x50x32", op(wire::KERNEL_PAD, &[], floats(RESULT, [128, 64, 32]), &[floats(FIRST, [128, 50, 32])])),
+        ("repeat_1x64_to_1024", op(wire::KERNEL_REPEAT, &[], floats(RESULT, [1024, 64, 1]), &[floats(FIRST, [1, 64, 1])])),
+        (
+            "get_rows_f32_3072_48_rows",
+            op(
+                wire::KERNEL_GET_ROWS,
+                &[],
+                floats(RESULT, [3072, 48, 1]),
+                &[floats(FIRST, [3072, 64, 1]), numbers(EXPERTS, [48, 1, 1])],
+            ),
+        ),
     ]
 }
 
 /// Number of operations.
-const ROWS: usize = 41;
+const ROWS: usize = 53;

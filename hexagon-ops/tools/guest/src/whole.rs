@@ -246,6 +246,8 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i3
         ("f16_h128_32on8_r1", wire::TYPE_F16, 128, 32, 4, 1),
         ("f16_h128_1on1_r32", wire::TYPE_F16, 128, 1, 1, 32),
         ("f16_h128_4on1_r512", wire::TYPE_F16, 128, 4, 4, 512),
+        ("f16_h96_32on8_r7", wire::TYPE_F16, 96, 32, 4, 7),
+        ("f16_h256_32on8_r1", wire::TYPE_F16, 256, 32, 4, 1),
         ("q8_0_h64_1on1_r1", wire::TYPE_Q8_0, 64, 1, 1, 1),
     ] {
         let commands = [0, 1, 2].map(|layer| {

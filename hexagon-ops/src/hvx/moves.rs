@@ -1,0 +1,192 @@
+//! Moves of rows that have equal distances, checked together: a row of a few lines takes a few packets, where a call of
+//! `memcpy` takes twenty.
+
+use super::{load, load_bytes, store, store_bytes};
+use crate::layout::{LINE_BYTES, Line};
+
+/// Bytes of a row for which `memcpy` is faster unless all lines are aligned: it aligns its stores.
+const LONG: usize = 12 * LINE_BYTES;
+
+/// Rows that are moved.
+#[derive(Clone, Copy, Debug)]
+pub struct Moved {
+    /// Number of rows.
+    pub count: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Bytes from the start of a row of the result to that of the next; not less than a row.
+    pub to_stride: usize,
+    /// The same of the source.
+    pub from_stride: usize,
+}
+
+impl Moved {
+    /// Returns the bytes from the first row's first to the last row's last at `stride`; `None` if that overflows, or if there
+    /// is no row.
+    fn reach(&self, stride: usize) -> Option<usize> {
+        let last = self.count.checked_sub(1)?.checked_mul(stride)?;
+        last.checked_add(self.row_bytes)
+    }
+}
+
+/// Moves rows, the first of which starts with `to` and with `from`. Rows that end after either are left out.
+pub fn move_rows(to: &mut [u8], from: &[u8], rows: Moved) {
+    let bytes = rows.row_bytes;
+    if (rows.to_stride, rows.from_stride) == (bytes, bytes) {
+        let all = bytes.saturating_mul(rows.count);
+        if let (Some(to), Some(from)) = (to.get_mut(..all), from.get(..all)) {
+            to.copy_from_slice(from);
+        }
+        return;
+    }
+    let reaches = [rows.reach(rows.to_stride), rows.reach(rows.from_stride)];
+    let ends = [to.len(), from.len()];
+    let is_inside = (reaches.iter().zip(ends)).all(|(reach, end)| reach.is_some_and(|n| n <= end));
+    let places = to.as_ptr().addr() | from.as_ptr().addr() | rows.to_stride | rows.from_stride;
+    let is_aligned = places.is_multiple_of(LINE_BYTES);
+    if !is_inside || bytes < LINE_BYTES || bytes >= LONG && !is_aligned {
+        for row in 0..rows.count {
+            let [to_start, from_start] = [rows.to_stride, rows.from_stride].map(|n| row * n);
+            let to = to.get_mut(to_start..to_start + bytes);
+            if let (Some(to), Some(from)) = (to, from.get(from_start..from_start + bytes)) {
+                to.copy_from_slice(from);
+            }
+        }
+        return;
+    }
+    // Rows of few lines are moved without a loop over them.
+    let lines = match bytes.is_multiple_of(LINE_BYTES) {
+        true => bytes / LINE_BYTES,
+        false => 0,
+    };
+    let by_lines = match (is_aligned, lines) {
+        (true, 1) => by_lines::<true, 1>,
+        (true, 2) => by_lines::<true, 2>,
+        (true, 3) => by_lines::<true, 3>,
+        (true, 4) => by_lines::<true, 4>,
+        (true, _) => by_lines::<true, 0>,
+        (false, 1) => by_lines::<false, 1>,
+        (false, 2) => by_lines::<false, 2>,
+        (false, _) => by_lines::<false, 0>,
+    };
+    // SAFETY: `is_inside` says that the last row, and so each one, ends inside both; alignment and lines are those of the rows.
+    unsafe { by_lines(to.as_mut_ptr(), from.as_ptr(), rows) };
+}
+
+/// Moves rows of at least a line.
+///
+/// # Safety
+/// - `to` may be written, and `from` read, as far as `rows` reach; they do not overlap.
+/// - If `ALIGNED`, both pointers and strides are multiples of a line.
+/// - `LINES` is the number of lines of a row, or 0.
+#[inline(never)]
+unsafe fn by_lines<const ALIGNED: bool, const LINES: usize>(
+    to: *mut u8,
+    from: *const u8,
+    rows: Moved,
+) {
+    let whole = match LINES {
+        0 => rows.row_bytes / LINE_BYTES,
+        lines => lines,
+    };
+    // The last line of a row overlaps the one before it.
+    let last = rows.row_bytes - LINE_BYTES;
+    let has_rest = LINES == 0 && !rows.row_bytes.is_multiple_of(LINE_BYTES);
+    let (mut to, mut from) = (to, from);
+    for _ in 0..rows.count {
+        let (mut to_line, mut from_line) = (to, from);
+        for _ in 0..whole {
+            // SAFETY: a line of a row, aligned if all are.
+            unsafe { move_line::<ALIGNED>(to_line, from_line) };
+            (to_line, from_line) = (
+                to_line.wrapping_add(LINE_BYTES),
+                from_line.wrapping_add(LINE_BYTES),
+            );
+        }
+        if has_rest {
+            let (to, from) = (to.wrapping_add(last), from.wrapping_add(last));
+            // SAFETY: the last line of a row.
+            unsafe { move_line::<false>(to, from) };
+        }
+        (to, from) = (
+            to.wrapping_add(rows.to_stride),
+            from.wrapping_add(rows.from_stride),
+        );
+    }
+}
+
+/// Moves 128 bytes.
+///
+/// # Safety
+/// - `to` may be written and `from` read, 128 bytes each.
+/// - If `ALIGNED`, both are multiples of 128.
+#[inline(always)]
+unsafe fn move_line<const ALIGNED: bool>(to: *mut u8, from: *const u8) {
+    if ALIGNED {
+        // SAFETY: by the caller's promise.
+        let from = unsafe { &*from.cast::<Line>() };
+        // SAFETY: by the caller's promise.
+        store(unsafe { &mut *to.cast::<Line>() }, load(from));
+    } else {
+        // SAFETY: by the caller's promise; bytes need no alignment.
+        let from = unsafe { &*from.cast::<[u8; LINE_BYTES]>() };
+        // SAFETY: as above.
+        store_bytes(unsafe { &mut *to.cast() }, load_bytes(from));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_moved_and_nothing_between_them() {
+        for (bytes, to_gap, from_gap, count, shift) in [
+            (12, 4, 0, 5, 0),
+            (128, 128, 0, 4, 0),
+            (384, 128, 256, 5, 0),
+            (384, 0, 0, 5, 1),
+            (268, 4, 20, 3, 4),
+            (200, 56, 56, 1, 0),
+            (2000, 48, 0, 3, 8),
+            (2048, 128, 0, 3, 0),
+        ] {
+            let (to_stride, from_stride) = (bytes + to_gap, bytes + from_gap);
+            let rows = Moved {
+                count,
+                row_bytes: bytes,
+                to_stride,
+                from_stride,
+            };
+            let from: Vec<Line> = (0..128).map(|i| Line([i; 128])).collect();
+            let from: &[u8] = bytemuck::cast_slice(&from);
+            let mut lines = vec![Line([0xee; 128]); 128];
+            let to: &mut [u8] = bytemuck::cast_slice_mut(&mut lines);
+            let mut want = to.to_vec();
+            for row in 0..count {
+                for i in 0..bytes {
+                    want[shift + row * to_stride + i] = from[shift + row * from_stride + i];
+                }
+            }
+            move_rows(&mut to[shift..], &from[shift..], rows);
+            assert_eq!(to, want, "{rows:?}");
+        }
+    }
+
+    #[test]
+    fn rows_that_end_after_either_side_are_left_out() {
+        let rows = |count| Moved {
+            count,
+            row_bytes: 128,
+            to_stride: 200,
+            from_stride: 256,
+        };
+        let from = vec![1; 512];
+        for count in [0, 3, usize::MAX / 64] {
+            let mut to = vec![0; 512];
+            move_rows(&mut to, &from[..500], rows(count.min(3)));
+            let moved = to.iter().filter(|byte| **byte == 1).count();
+            assert_eq!(moved, 128 * count.min(2), "{count}");
+        }
+    }
+}

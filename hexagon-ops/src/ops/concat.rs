@@ -1,0 +1,154 @@
+//! CONCAT: two tensors, one after the other along a dimension.
+
+use super::copy::{CopyRow, converts};
+use super::tensor::{Columns, MOVE, Run, Shape, Source, View, ViewMut, row_packets};
+use crate::error::{Error, Result};
+use crate::hvx;
+use crate::rt::Engine;
+
+/// Writes `src[0]`, followed by `src[1]`, along dimension `dim`.
+///
+/// # Errors
+/// `Operand` unless all have types that convert and rows of whole blocks, dimensions other than
+/// `dim` are equal, and those of `dim` add up.
+pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
+    let views = [src[0].apart()?, src[1].apart()?];
+    let ne = dst.shape.ne;
+    let fits = (0..4).all(|i| {
+        let [a, b] = [views[0].shape.ne[i], views[1].shape.ne[i]];
+        if i == dim {
+            a.checked_add(b) == Some(ne[i])
+        } else {
+            a == ne[i] && b == ne[i]
+        }
+    });
+    let block = dst.shape.dtype.block();
+    let convert = views
+        .iter()
+        .all(|v| converts(&v.shape, &dst.shape) && v.shape.ne[0].is_multiple_of(block));
+    if dim >= 4 || !fits || !convert {
+        return Err(Error::Operand);
+    }
+    let (dim, dst, views) = joined(dim, dst, views);
+    let ne = dst.shape.ne;
+    let first = views[0].shape.ne[dim];
+    let packets = || row_packets(ne[0], MOVE);
+    dst.for_parts(engine, packets, |part| {
+        part.for_each_run(|mut run| {
+            if dim == 0 && join_windows(&mut run, &views) {
+                return;
+            }
+            if views.iter().all(|view| run.takes(view)) {
+                return join_rows(&mut run, dim, &views);
+            }
+            run.for_each_row(|mut row| {
+                let at = row.at;
+                let mut part = |view: &View<'_>, to: usize, at: [usize; 3]| {
+                    hvx::widest(CopyRow {
+                        row: &mut row,
+                        to,
+                        n: view.shape.ne[0],
+                        view,
+                        at,
+                        from: 0,
+                    });
+                };
+                match dim.checked_sub(1) {
+                    None => {
+                        part(&views[0], 0, at);
+                        part(&views[1], first, at);
+                    }
+                    Some(i) if at[i] < first => part(&views[0], 0, at),
+                    Some(i) => {
+                        let mut at = at;
+                        at[i] -= first;
+                        part(&views[1], 0, at);
+                    }
+                }
+            });
+        });
+    });
+    Ok(())
+}
+
+/// Returns the same operation along dimension 1, with the dimensions up to `dim` as one, where dimension 2 or 3 of tensors
+/// without gaps is joined: their rows follow each other, and can be moved together.
+fn joined<'d, 's>(
+    dim: usize,
+    dst: ViewMut<'d>,
+    views: [View<'s>; 2],
+) -> (usize, ViewMut<'d>, [View<'s>; 2]) {
+    let is_gapless = dst.shape.is_gapless() && views.iter().all(|view| view.shape.is_gapless());
+    if dim < 2 || !is_gapless {
+        return (dim, dst, views);
+    }
+    let shape = |shape: &Shape| {
+        let [n0, n1, n2, n3] = shape.ne;
+        let (rows, planes) = if dim == 2 {
+            (n1 * n2, n3)
+        } else {
+            (n1 * n2 * n3, 1)
+        };
+        let mut joined = shape.with_rows(n0);
+        (joined.ne[1], joined.ne[2]) = (rows, planes);
+        joined.nb[2] = if planes == 1 { 0 } else { rows * joined.nb[1] };
+        joined
+    };
+    let of_dst = shape(&dst.shape);
+    let views = views.map(|view| view.reshaped(shape(&view.shape)));
+    (1, dst.reshaped(of_dst), views)
+}
+
+/// Writes rows of views that the run [takes](Run::takes).
+fn join_rows(run: &mut Run<'_>, dim: usize, views: &[View<'_>; 2]) {
+    let (at, count) = (run.at, run.count);
+    let [first, second] = views.each_ref().map(|view| view.shape.ne[dim]);
+    let columns = |to, count| Columns { to, from: 0, count };
+    if dim == 0 {
+        // The rest of the line that ends the first part is written by the second.
+        run.take_lines(&views[0], at, first);
+        return run.take(0..count, &views[1], at, columns(first, second));
+    }
+    let whole = columns(0, run.len());
+    let mut later = at;
+    later[dim - 1] = at[dim - 1].saturating_sub(first);
+    match dim {
+        1 => {
+            let split = first.saturating_sub(at[0]).min(count);
+            run.take(0..split, &views[0], at, whole);
+            run.take(split..count, &views[1], later, whole);
+        }
+        _ if at[dim - 1] < first => run.take(0..count, &views[0], at, whole),
+        _ => run.take(0..count, &views[1], later, whole),
+    }
+}
+
+/// Puts one element behind each of some rows of two or three, all f32 without gaps, as the latest inputs of a convolution
+/// meet those of a token: rows so short that a copy of each takes longer than its elements. Returns `false` and writes
+/// nothing if the rows are others.
+fn join_windows(run: &mut Run<'_>, views: &[View<'_>; 2]) -> bool {
+    let [past, new] = views
+        .each_ref()
+        .map(|view| view.float_rows(run.at, run.count));
+    let (Some((past, n_past)), Some((new, 1))) = (past, new) else {
+        return false;
+    };
+    let widths = views.each_ref().map(|view| view.shape.ne[0]);
+    match (run.floats(), widths) {
+        (Some((out, 4)), [3, 1]) if n_past == 3 => {
+            let (out, past) = (out.as_chunks_mut::<4>().0, past.as_chunks::<3>().0);
+            for ((out, [a, b, c]), new) in out.iter_mut().zip(past).zip(new) {
+                *out = [*a, *b, *c, *new];
+            }
+            true
+        }
+        (Some((out, 3)), [2, 1]) if n_past == 2 => {
+            let (out, past) = (out.as_chunks_mut::<3>().0, past.as_chunks::<2>().0);
+            for ((out, [a, b]), new) in out.iter_mut().zip(past).zip(new) {
+                *out = [*a, *b, *new];
+            }
+            true
+        }
+        _ => false,
+    }
+}
