@@ -17,7 +17,12 @@ from project import ROOT, TARGET, Problem
 GUEST = ROOT / "hexagon-ops" / "tools" / "guest.sh"
 WORDS = ROOT / "hexagon-ops" / "tools" / "units.txt"
 REPLAY = -12
-FLOATS, NUMBERS = 0, 1
+FLOATS, NUMBERS, ONES = 0, 1, 2
+# Bit of the bytes of an input that is zero.
+ZEROS = 1 << 31
+# SOURCE: OP_MUL_MAT and OP_MUL_MAT_ID, hexagon-ops/src/wire.rs; TYPE_F32, wire/tensor_op.rs.
+MUL_MAT, MUL_MAT_ID = 3, 4
+F32 = 1
 # Offsets in commands. SOURCE: hexagon-ops/src/wire: a head of 16 bytes; TensorOp: its kernel, parameters and tensors of 64 bytes;
 # MatMulId: weights of 32 bytes and rows of 40.
 HEAD, PARAMETERS, TENSOR, WEIGHTS, ROWS = 16, 72, 64, 32, 40
@@ -84,6 +89,20 @@ def numbers(tensor, limit):
     return tensor.buffer, tensor.offset, NUMBERS, count, limit, max(group, 1)
 
 
+def multiplications(entry):
+    """Returns the multiplications of a product with packed weights; 0 for another command."""
+    command, ops = bytes.fromhex(entry["command"]), entry["ops"].split("+")
+    number, = struct.unpack_from("<I", command)
+    if number not in (MUL_MAT, MUL_MAT_ID):
+        return 0
+    k, n = struct.unpack_from("<II", command, HEAD + 16)
+    if ops[0] == "MUL_MAT_ID":
+        slots, _, tokens, _ = struct.unpack_from("<IIII", command, HEAD + WEIGHTS + 3 * ROWS)
+        return slots * tokens * k * n
+    m, *planes = struct.unpack_from("<III", command, HEAD + WEIGHTS + 2 * ROWS)
+    return m * planes[0] * planes[1] * k * n
+
+
 def fillings(graph):
     """Yields what has to be written before commands whose packets depend on it: (command, buffer, offset, kind, count, limit,
     group)."""
@@ -101,16 +120,44 @@ def fillings(graph):
             yield number, source.buffer, source.offset, FLOATS, ne[0] * ne[1] * ne[2] * ne[3], 1, 1
         elif ops[0] == "GET_ROWS" and (tensor(command, 2).buffer, tensor(command, 2).offset) not in given:
             yield number, *numbers(tensor(command, 2), tensor(command, 1).ne[1])
+        elif ops[0] == "ROPE" and tensor(command, 3).dtype == F32:
+            # A factor of 0, as weights are, would give keys that are no numbers.
+            factors = tensor(command, 3)
+            yield number, factors.buffer, factors.offset, ONES, factors.ne[0], 1, 1
         elif ops[0] == "ADD_ID":
             yield number, *numbers(tensor(command, 3), tensor(command, 2).ne[1])
 
 
+def zero_inputs(graph):
+    """Yields what no node of a graph writes before it is read, and is zero: (buffer, offset, bytes)."""
+    known = [(buffer, offset, offset + len(text) // 2) for buffer, offset, text in graph.inputs]
+
+    def place(tensor):
+        if tensor is None or tensor["at"] is None:
+            return None
+        (buffer, offset), (ne, nb) = tensor["at"], (tensor["ne"], tensor["nb"])
+        return buffer, offset, offset + nb[1] + sum((n - 1) * step for n, step in zip(ne[1:], nb[1:]))
+
+    for node in graph.nodes:
+        for source in node["src"]:
+            where = place(source)
+            if where is None or source["role"] == "Weights":
+                continue
+            buffer, first, end = where
+            if not any(it[0] == buffer and it[1] < end and first < it[2] for it in known):
+                known.append(where)
+                yield buffer, first, end - first
+        if where := place(node["dst"]):
+            known.append(where)
+
+
 def count(graph, program):
     """Returns the Cost of each command of a graph."""
-    filled = list(fillings(graph))
+    filled, zeros = list(fillings(graph)), list(zero_inputs(graph))
     request = struct.pack("<i", REPLAY) + bytes(4 * 128 - 4)
-    parts = [request, struct.pack("<4I", len(graph.buffers), len(graph.inputs), len(filled), len(graph.commands))]
+    parts = [request, struct.pack("<4I", len(graph.buffers), len(zeros) + len(graph.inputs), len(filled), len(graph.commands))]
     parts += [struct.pack("<II", *buffer) for buffer in graph.buffers]
+    parts += [struct.pack("<III", buffer, offset, size | ZEROS) for buffer, offset, size in zeros]
     for buffer, offset, text in graph.inputs:
         data = bytes.fromhex(text)
         parts.append(struct.pack("<III", buffer, offset, len(data)) + data + bytes(-len(data) % 4))

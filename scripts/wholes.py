@@ -13,17 +13,22 @@ from typing import NamedTuple
 import graphs
 import replay
 import shapes
+from project import LLAMA_VERSION as LLAMA
 from project import ROOT, Problem, main_with, say
 
 TABLE = ROOT / "hexagon-ops" / "tests" / "models.txt"
 LIBRARY = "v73"
 CHIP = "hexagon-v73"
+WORKLOADS = ("prompt", "token", "sequences")
 
 HEAD = """\
 # Packets of whole models on one thread of a V73: model, workload, operations of a command, such commands, their packets, and
-# KiB that the DMA engine copies for them. Written by make models UPDATE=1; scripts/shapes.py has the models, scripts/replay.py
+# KiB that the DMA engine copies for them, and millions of multiplications with packed weights. Written by make models UPDATE=1; scripts/shapes.py has the models, scripts/replay.py
 # says what counts. prompt: 512 tokens; token: one token, 1,024 cells; sequences: a token of each of 8 sequences of 1,024 cells.
 """
+
+# Sums of no commands.
+NOTHING = (0, 0, 0, 0)
 
 
 class Row(NamedTuple):
@@ -32,15 +37,17 @@ class Row(NamedTuple):
     commands: int
     packets: int
     kib: int
+    millions: int
 
 
 def sums(graph_list, program):
-    """Returns the sums (commands, packets, bytes) of the operations of graphs, by their names."""
+    """Returns the sums (commands, packets, bytes, multiplications) of the operations of graphs, by their names."""
     found = {}
     for graph in graph_list:
         for entry, cost in zip(graph.commands, replay.count(graph, program)):
-            old = found.get(entry["ops"], (0, 0, 0))
-            found[entry["ops"]] = tuple(a + b for a, b in zip(old, (1, *cost)))
+            old = found.get(entry["ops"], NOTHING)
+            one = (1, *cost, replay.multiplications(entry))
+            found[entry["ops"]] = tuple(a + b for a, b in zip(old, one))
     return found
 
 
@@ -53,9 +60,9 @@ def count(shape, program):
         less = sums(first[workload], program)
         more = less if shape.periods() == 0 else sums(second[workload], program)
         for ops in sorted({*less, *more}):
-            a, b = less.get(ops, (0, 0, 0)), more.get(ops, (0, 0, 0))
-            commands, packets, copied = (x + shape.periods() * (y - x) for x, y in zip(a, b))
-            table[workload, ops] = Row(commands, packets, copied // 1024)
+            a, b = less.get(ops, NOTHING), more.get(ops, NOTHING)
+            commands, packets, copied, products = (x + shape.periods() * (y - x) for x, y in zip(a, b))
+            table[workload, ops] = Row(commands, packets, copied // 1024, products // 10**6)
     return table
 
 
@@ -87,12 +94,16 @@ def worse(have, want):
     return lines
 
 
+def ordered(table):
+    """Returns the rows in the order of the models, of workloads, and of packets."""
+    models = {shape.name: number for number, shape in enumerate(shapes.SHAPES)}
+    works = {name: number for number, name in enumerate(WORKLOADS)}
+    return sorted(table.items(), key=lambda it: (models[it[0][0]], works[it[0][1]], -it[1][1], it[0][2]))
+
+
 def write(table):
-    """Writes the table in the order of the models."""
-    order = {shape.name: number for number, shape in enumerate(shapes.SHAPES)}
-    works = {name: number for number, name in enumerate(("prompt", "token", "sequences"))}
-    lines = [" ".join(map(str, (*key, *row))) for key, row in
-             sorted(table.items(), key=lambda it: (order[it[0][0]], works[it[0][1]], -it[1].packets, it[0][2]))]
+    """Writes the table."""
+    lines = [" ".join(map(str, (*key, *row))) for key, row in ordered(table)]
     TABLE.write_text(HEAD + "\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -5,14 +5,14 @@
 //! ```text
 //! buffers, inputs, fillings, commands     numbers of what follows
 //! each buffer:   number, bytes
-//! each input:    buffer, offset, bytes, then the bytes, to a multiple of 4
+//! each input:    buffer, offset, bytes; with the highest bit set, these are zeros, else the bytes follow, to a multiple of 4
 //! each filling:  command, buffer, offset, kind, count, limit, group
 //! the commands, 512 bytes each
 //! ```
 //!
 //! Packets of some kernels depend on their operands, which a guest without a matrix unit does not compute. So before a
 //! command, at no cost, its *fillings* write `count` values: kind 0, f32 between -1 and 1; kind 1, i32 below `limit`, which
-//! differ in each `group`.
+//! differ in each `group`; kind 2, f32 of 1.
 //!
 //! The host's inputs are written before each run, because ggml gives their memory to later results. The list runs twice, and the second run is counted: a graph comes again. A command's packets are those from the start of
 //! its turn in the list to the start of the next one's. The program makes the copies of the DMA engine; their packets do not
@@ -38,6 +38,8 @@ const COMMANDS: usize = 8192;
 const FILLINGS: usize = 2048;
 /// Most inputs.
 const INPUTS: usize = 256;
+/// Bit of the bytes of an input that is zero.
+const ZEROS: u32 = 1 << 31;
 /// Packets of a call of [`npu_copy`] that it does not see.
 const CALL_PACKETS: u32 = 3;
 
@@ -192,6 +194,7 @@ impl Filling {
                     let bits = (bits ^ bits >> 15).wrapping_mul(0x85eb_ca6b);
                     (((bits ^ bits >> 13) >> 8) as f32 / 8_388_608.0 - 1.0).to_bits()
                 }
+                2 => 1_f32.to_bits(),
                 _ => {
                     // A row of a group starts anywhere and goes on in steps that reach every number once.
                     let (row, column) = (i / self.group, i % self.group);
@@ -224,10 +227,12 @@ pub fn run(text: &mut impl Write, map: &dyn Fn(usize) -> *mut u8, read: &mut dyn
     let mut inputs = [(core::ptr::null_mut::<u8>(), core::ptr::null_mut::<u8>(), 0_usize); INPUTS];
     for input in &mut inputs[..n_inputs as usize] {
         let [buffer, offset, bytes] = words(read)?;
-        let bytes = bytes.next_multiple_of(4) as usize;
+        let (is_zero, bytes) = (bytes & ZEROS != 0, (bytes & !ZEROS).next_multiple_of(4) as usize);
         *input = (map(bytes), find(buffer)?.wrapping_add(offset as usize), bytes);
-        // SAFETY: new memory of that size.
-        read(unsafe { core::slice::from_raw_parts_mut(input.0, bytes) }).then_some(())?;
+        if !is_zero {
+            // SAFETY: new memory of that size.
+            read(unsafe { core::slice::from_raw_parts_mut(input.0, bytes) }).then_some(())?;
+        }
     }
     // SAFETY: no other reference is alive.
     let replay = unsafe { REPLAY.get() };
