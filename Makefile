@@ -96,9 +96,11 @@ model:
 
 models: build
 	@$(PYTHON) scripts/wholes.py $(if $(UPDATE),--update) $(MODELS)
+	@$(if $(UPDATE),$(PYTHON) scripts/wholes_page.py)
 
 peer: build
 	@$(PYTHON) scripts/peer.py $(MODELS)
+	@$(PYTHON) scripts/wholes_page.py
 
 kld:
 	@$(PYTHON) scripts/kld.py

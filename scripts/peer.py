@@ -21,7 +21,7 @@ import project
 import replay
 import shapes
 import wholes
-from project import JOBS, LOGS, ROOT, TARGET, Problem, main_with, say
+from project import JOBS, LOGS, ROOT, TARGET, main_with, say
 
 FOLDER = TARGET / "peer"
 TABLE = ROOT / "hexagon-ops" / "tests" / "peer.txt"
@@ -85,7 +85,7 @@ def described(tensor, use):
 def use_of(node, index, workload):
     """Returns what the harness puts into a source, by its place."""
     op, source = node["op"], node["src"][index]
-    if index == 3 and op == "FLASH_ATTN_EXT" or index == 1 and op == "SOFT_MAX":
+    if (op, index) in (("FLASH_ATTN_EXT", 3), ("SOFT_MAX", 1)):
         return MASK, 1 if workload == "prompt" and source["ne"][1] > 1 else source["ne"][0]
     if op == "MUL_MAT_ID" and index == 2:
         return NUMBERS, node["src"][0]["ne"][2]

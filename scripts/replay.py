@@ -23,8 +23,8 @@ ZEROS = 1 << 31
 # SOURCE: OP_MUL_MAT and OP_MUL_MAT_ID, hexagon-ops/src/wire.rs; TYPE_F32, wire/tensor_op.rs.
 MUL_MAT, MUL_MAT_ID = 3, 4
 F32 = 1
-# Offsets in commands. SOURCE: hexagon-ops/src/wire: a head of 16 bytes; TensorOp: its kernel, parameters and tensors of 64 bytes;
-# MatMulId: weights of 32 bytes and rows of 40.
+# Offsets in commands. SOURCE: hexagon-ops/src/wire: a head of 16 bytes; TensorOp: its kernel, parameters and tensors of 64
+# bytes; MatMulId: weights of 32 bytes and rows of 40.
 HEAD, PARAMETERS, TENSOR, WEIGHTS, ROWS = 16, 72, 64, 32, 40
 
 

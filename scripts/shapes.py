@@ -74,8 +74,10 @@ SHAPES = [
         "ssm.group_count": 16}), absent=("^output.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_qkv.bias")),
     Shape("Llama-3.2-1B", "llama", 16, 1, transformer(2048, 8192, 32, 8, 64, 128256, 5e5, 1e-5)),
     Shape("Llama-3.2-3B", "llama", 28, 1, transformer(3072, 8192, 24, 8, 128, 128256, 5e5, 1e-5)),
-    Shape("Qwen2.5-1.5B", "qwen2", 28, 1, transformer(1536, 8960, 12, 2, 128, 151936), absent=("^output.weight", "^output.bias", "attn_output.bias")),
-    Shape("Qwen2.5-3B", "qwen2", 36, 1, transformer(2048, 11008, 16, 2, 128, 151936), absent=("^output.weight", "^output.bias", "attn_output.bias")),
+    Shape("Qwen2.5-1.5B", "qwen2", 28, 1, transformer(1536, 8960, 12, 2, 128, 151936),
+          absent=("^output.weight", "^output.bias", "attn_output.bias")),
+    Shape("Qwen2.5-3B", "qwen2", 36, 1, transformer(2048, 11008, 16, 2, 128, 151936),
+          absent=("^output.weight", "^output.bias", "attn_output.bias")),
     Shape("Gemma-3-1B", "gemma3", 26, 6, transformer(1152, 6912, 4, 1, 256, 262144, **{
         "attention.sliding_window": 512})),
     Shape("Gemma-4-E2B", "gemma4", 35, 35, transformer(1536, [6144] * 15 + [12288] * 20, 8, 1, 512, 262144, **{

@@ -8,12 +8,12 @@ Compares with hexagon-ops/tests/models.txt: no workload of a model may take more
 """
 
 import sys
+from collections import Counter
 from typing import NamedTuple
 
 import graphs
 import replay
 import shapes
-from project import LLAMA_VERSION as LLAMA
 from project import ROOT, Problem, main_with, say
 
 TABLE = ROOT / "hexagon-ops" / "tests" / "models.txt"
@@ -22,9 +22,10 @@ CHIP = "hexagon-v73"
 WORKLOADS = ("prompt", "token", "sequences")
 
 HEAD = """\
-# Packets of whole models on one thread of a V73: model, workload, operations of a command, such commands, their packets, and
-# KiB that the DMA engine copies for them, and millions of multiplications with packed weights. Written by make models UPDATE=1; scripts/shapes.py has the models, scripts/replay.py
-# says what counts. prompt: 512 tokens; token: one token, 1,024 cells; sequences: a token of each of 8 sequences of 1,024 cells.
+# Packets of whole models on one thread of a V73: model, workload, operations of a command, such commands, their packets, KiB
+# that the DMA engine copies for them, and millions of multiplications with packed weights. Written by make models UPDATE=1;
+# scripts/shapes.py has the models, scripts/replay.py says what counts. prompt: 512 tokens; token: one token, 1,024 cells;
+# sequences: a token of each of 8 sequences of 1,024 cells.
 """
 
 # Sums of no commands.
@@ -105,6 +106,22 @@ def write(table):
     """Writes the table."""
     lines = [" ".join(map(str, (*key, *row))) for key, row in ordered(table)]
     TABLE.write_text(HEAD + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def commands(shape):
+    """Returns how many commands of each name llama.cpp gives the device for a model, by workload and name; no emulator runs."""
+    first, second = (graphs.record(shape, layers, CHIP) for layers in shape.counted())
+    table = {}
+    for workload in shape.workloads:
+        less, more = (Counter(entry["ops"] for graph in found[workload] for entry in graph.commands)
+                      for found in (first, second))
+        table |= {(workload, ops): less[ops] + shape.periods() * (more[ops] - less[ops]) for ops in {*less, *more}}
+    return table
+
+
+def packets(shape):
+    """Returns the packets of each workload of a model, by the model and the workload."""
+    return totals({(shape.name, *key): row for key, row in count(shape, replay.guest(LIBRARY)).items()})
 
 
 def main():

@@ -1,10 +1,14 @@
 // Gives a device the graphs of a model that has a shape and no weights.
 //
-// Usage: graphs tensors MODEL           the tensors that llama.cpp looks for in a file that has metadata only, one a line: name, type, dimensions
-//        graphs run MODEL FILE NAME...  the workloads of these names; FILE gets the graphs of the last step of each, and stdout
-//                                       "NAME FIRST END", the bytes of FILE that they take
+// Usage: graphs tensors MODEL           the tensors that llama.cpp looks for in
+// a file that has metadata only, one a line: name, type, dimensions
+//        graphs run MODEL FILE NAME...  the workloads of these names; FILE gets
+//        the graphs of the last step of each, and stdout
+//                                       "NAME FIRST END", the bytes of FILE
+//                                       that they take
 //
-// The device's own record of graphs (GGML_RUST_NPU_TRACE) is FILE. What comes before the last step of a workload is cut off.
+// The device's own record of graphs (GGML_RUST_NPU_TRACE) is FILE. What comes
+// before the last step of a workload is cut off.
 #include "ggml-backend.h"
 #include "gguf.h"
 #include "llama.h"
@@ -20,15 +24,16 @@
 
 namespace {
 
-// Tokens of a prompt and of a ubatch, and positions of each sequence when the last token is decoded.
+// Tokens of a prompt and of a ubatch, and positions of each sequence when the
+// last token is decoded.
 constexpr int PROMPT = 512;
 constexpr int CELLS = 1024;
 
 struct Workload {
   const char *name;
-  int tokens;      // of the last step, for each sequence
+  int tokens; // of the last step, for each sequence
   int sequences;
-  int earlier;     // tokens of each sequence before the last step
+  int earlier; // tokens of each sequence before the last step
 };
 
 constexpr Workload WORKLOADS[] = {
@@ -51,14 +56,16 @@ void print_tensor(ggml_tensor *tensor, void *) {
 }
 
 void print_tensors(const char *path) {
-  gguf_context *metadata = gguf_init_from_file(path, {/*no_alloc*/ true, /*ctx*/ nullptr});
+  gguf_context *metadata =
+      gguf_init_from_file(path, {/*no_alloc*/ true, /*ctx*/ nullptr});
   if (metadata == nullptr) {
     fail("no metadata");
   }
   llama_model_params params = llama_model_default_params();
   ggml_backend_dev_t cpu[] = {nullptr};
   params.devices = cpu;
-  if (llama_model_init_from_user(metadata, print_tensor, nullptr, params) == nullptr) {
+  if (llama_model_init_from_user(metadata, print_tensor, nullptr, params) ==
+      nullptr) {
     fail("llama.cpp refuses the metadata");
   }
 }
@@ -74,8 +81,10 @@ bool is_encoder(const llama_model *model) {
   return strcmp(text, "bert") == 0;
 }
 
-// Computes `tokens` tokens of each sequence from position `first` on, with the logits of the last.
-void compute(llama_context *ctx, int first, int tokens, int from, int to, bool encode) {
+// Computes `tokens` tokens of each sequence from position `first` on, with the
+// logits of the last.
+void compute(llama_context *ctx, int first, int tokens, int from, int to,
+             bool encode) {
   llama_batch batch = llama_batch_init(tokens * (to - from), 0, 1);
   for (int sequence = from; sequence < to; sequence++) {
     for (int i = 0; i < tokens; i++) {
@@ -111,7 +120,8 @@ void run(llama_model *model, const Workload &work, const char *file) {
   for (int sequence = 0; sequence < work.sequences; sequence++) {
     for (int first = 0; first < work.earlier; first += PROMPT) {
       const int rest = work.earlier - first;
-      compute(ctx, first, rest < PROMPT ? rest : PROMPT, sequence, sequence + 1, encode);
+      compute(ctx, first, rest < PROMPT ? rest : PROMPT, sequence, sequence + 1,
+              encode);
       if (truncate(file, kept) != 0) {
         fail("cannot cut the file");
       }
@@ -119,7 +129,8 @@ void run(llama_model *model, const Workload &work, const char *file) {
   }
   const off_t begun = size_of(file);
   compute(ctx, work.earlier, work.tokens, 0, work.sequences, encode);
-  printf("%s %lld %lld\n", work.name, static_cast<long long>(begun), static_cast<long long>(size_of(file)));
+  printf("%s %lld %lld\n", work.name, static_cast<long long>(begun),
+         static_cast<long long>(size_of(file)));
   fflush(stdout);
   llama_free(ctx);
 }
