@@ -13,12 +13,17 @@
 // Each line is answered: packets, those of the operation without the
 // dispatcher, bytes copied; or "none" if there is no such operation, or it
 // refuses.
-#include "cnt.h"
-#include "flash-attn-ops.h"
-#include "hmx-queue.c"
+// Sources of ggml-hexagon, whose order matters.
 #include "main.c"
+
+#include "hmx-queue.c"
+
+#include "flash-attn-ops.h"
 #include "matmul-ops.h"
+
+#include "cnt.h"
 #include "peer.h"
+
 #include <math.h>
 #include <sys/mman.h>
 
