@@ -43,16 +43,14 @@ def program():
 def record(shape, layers, chip):
     """Returns the graphs of each workload of a file with `layers` layers on `chip`, by the workload's name."""
     model = shapes.write(shape, layers, program())
-    path = shapes.FOLDER / f"{shape.name}-{layers}.commands"
+    path = model.with_suffix(".commands")
     path.unlink(missing_ok=True)
-    part = path.with_suffix(f".{project.HEXAGON_DEVICE}.commands")
     env = project.device_env(chip, GGML_RUST_NPU_TRACE=str(path), GGML_RUST_NPU_HEX_THREADS=str(THREADS))
     done = subprocess.run([PROGRAM, "run", model, path, *shape.workloads], capture_output=True, text=True, env=env)
     model.unlink()
     (LOGS / f"graphs-{shape.name}-{layers}.log").write_text(done.stderr, encoding="utf-8")
     if done.returncode:
         raise Problem(f"{shape.name} with {layers} layers: {done.stderr.strip()[-400:]}")
-    part.unlink(missing_ok=True)
     graphs = {}
     with open(path, "rb") as file:
         for line in done.stdout.splitlines():

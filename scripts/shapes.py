@@ -5,6 +5,7 @@ which of the optional ones its files do not have. A file holds fewer layers than
 and what a layer costs is the difference between two files.
 """
 
+import os
 import re
 import subprocess
 from typing import NamedTuple
@@ -156,7 +157,8 @@ def kind_of(shape, name, dims):
 def write(shape, layers, program):
     """Writes a file with `layers` layers; returns its path."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"{shape.name}-{layers}.gguf"
+    # Another process may count the same model.
+    path = FOLDER / f"{shape.name}-{layers}-{os.getpid()}.gguf"
     metadata = path.with_suffix(".metadata.gguf")
     model_file.write(metadata, entries(shape, layers), {})
     listed = subprocess.run([program, "tensors", metadata], capture_output=True, text=True, env=project.cpu_env())

@@ -140,7 +140,8 @@ def main():
             if model == shape.name:
                 print(f"{workload}: {packets:,} packets")
         if update:
-            write({key: row for key, row in old.items() if key[0] not in {it.name for it in chosen}} | have)
+            counted = {name for name, _, _ in have}
+            write({key: row for key, row in recorded().items() if key[0] not in counted} | have)
     if not update and (lines := worse(totals(have), totals(old))):
         raise Problem("more packets than recorded; make models UPDATE=1 records them:\n" + "\n".join(lines))
 
