@@ -71,8 +71,11 @@ def guest(library):
                 struct.pack_into("<I", program, at, to | have & kept)
                 break
     out = TARGET / "shapes" / f"guest-{library}"
-    out.write_bytes(program)
-    out.chmod(0o755)
+    # Another process may be executing it.
+    part = out.with_name(f".{out.name}.{os.getpid()}")
+    part.write_bytes(program)
+    part.chmod(0o755)
+    os.replace(part, out)
     return out
 
 
