@@ -6,11 +6,13 @@
 # MODULE         the part of the code that `make mutants` puts faults into; all parts if not given
 # HOURS          how long `make fuzz` runs each target, and `make soak` all
 # MODEL          a GGUF to use instead of the fetched one
+# MODELS         the models that `make models` and `make peer` count, by the names of scripts/shapes.py; all if not given
+# UPDATE         1: `make models` records what it counts instead of comparing
 # CHIP           the chip of the demo, such as hexagon-v75; rk3588 if not given
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch tool plugin stock dist dist-check vendor
+.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -26,6 +28,9 @@ help:
 	@echo "make names  type names, file names and documentation that mean several things"
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
 	@echo "make model  how fast MODEL would be on a Hexagon NPU, reckoned from counted packets (CHIP=hexagon-v79: on that)"
+	@echo "make models packets of whole models under HEXAGON_QEMU, compared with the recorded ones; UPDATE=1 records them,"
+	@echo "            MODELS=\"name ...\": of these"
+	@echo "make peer   packets of llama.cpp's own backend for Hexagon at the same models' nodes; needs clang-22 and lld-22"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip, and on 1 to 8 threads; hours"
 	@echo "make optable  docs/results/operations.md from the log of make ops: which upstream cases the Hexagon device computes"
@@ -88,6 +93,14 @@ bench:
 
 model:
 	@$(PYTHON) scripts/reckon.py $(if $(CHIP),--chip $(CHIP))
+
+models: build
+	@$(PYTHON) scripts/wholes.py $(if $(UPDATE),--update) $(MODELS)
+	@$(if $(UPDATE),$(PYTHON) scripts/wholes_page.py)
+
+peer: build
+	@$(PYTHON) scripts/peer.py $(MODELS)
+	@$(PYTHON) scripts/wholes_page.py
 
 kld:
 	@$(PYTHON) scripts/kld.py

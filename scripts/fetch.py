@@ -85,6 +85,10 @@ LLAMA_SOURCES = {"0.5.0": (LLAMA, "llama_cpp_python-0.3.36/vendor/llama.cpp/"),
 RKNN_HEADERS = CratePackage("rknn-sys-rs@0.1.2", "rknn-sys-rs-0.1.2.crate",
                             "1da405b618c820d5c7d18dfe8969ea3f83af0b25422409fea81a2c4db0c8b157")
 
+# A C compiler that has a C library for Hexagon under Linux, in source.
+ZIG = Package("ziglang==0.17.1", "ziglang-0.17.1-py3-none-manylinux_2_12_x86_64.manylinux2010_x86_64.musllinux_1_1_x86_64.whl",
+              "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54")
+
 
 class Model(NamedTuple):
     """A GGUF that lies in one or more packages, in order."""

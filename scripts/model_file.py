@@ -69,7 +69,8 @@ class Reader:
 
 # Types of tensors: ggml's number, elements of a block, and its bytes.
 # SOURCE: enum ggml_type and the blocks of ggml-common.h, llama.cpp 0.5.0.
-TYPES = {"f32": (0, 1, 4), "f16": (1, 1, 2), "q4_0": (2, 32, 18), "q8_0": (8, 32, 34)}
+TYPES = {"f32": (0, 1, 4), "f16": (1, 1, 2), "q4_0": (2, 32, 18), "q8_0": (8, 32, 34), "q6_K": (14, 256, 210),
+         "mxfp4": (39, 32, 17)}
 F32 = TYPES["f32"][0]
 # Numbers of the kinds of values that are written. SOURCE: as above.
 NUMBER, INTEGER, REAL, FLAG = 4, 5, 6, 7

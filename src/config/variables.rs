@@ -152,7 +152,8 @@ variables! {
         /// shape, modelled packets, bytes, tile products and time, and the measured time by the
         /// DSP's clock and the host's. *Modelled* values come from counted packets and assumed
         /// rates (`HexRates` in the chip table). On Hexagon each command is submitted alone, which
-        /// is slow.
+        /// is slow. `graphs.commands` gets each graph of a simulated Hexagon device, which records
+        /// its commands and computes nothing: `make models` counts them.
         trace: Option<PathBuf> = None, path;
         "GGML_RUST_NPU_TRACE", "a path, such as `trace.json`", default "none";
     }

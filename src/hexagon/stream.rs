@@ -21,6 +21,7 @@ use crate::graph::{MAX_SOURCES, Op, Operation, Tensor};
 use crate::tensor::DType;
 
 mod operands;
+mod record;
 mod rows;
 mod submission;
 pub(super) mod trace;
@@ -181,6 +182,9 @@ impl Graphs {
         let operation = &self.device.with_places(&node.operation);
         if let Some(home) = dst {
             home.note_written(operation.dst.span());
+        }
+        if (self.device.trace.as_ref()).is_some_and(|trace| trace.commands().is_some()) {
+            self.current.nodes.push(operation, dst, &src);
         }
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
         let last = self.last.take();

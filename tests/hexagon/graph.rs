@@ -247,8 +247,53 @@ fn what_only_the_next_node_reads_is_one_command_with_it() {
 }
 
 #[test]
+fn a_recorded_graph_has_its_nodes_commands_and_inputs_and_is_not_computed() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("graph.commands");
+    let _ = std::fs::remove_file(&path);
+    let options = Options {
+        trace: Some(&path),
+        ..OPTIONS
+    };
+    let device = device_with(strict(75), options).unwrap();
+    let layer = Layer {
+        fuses: true,
+        ..Layer::new(&device)
+    };
+    let x = Numbers::new(12).floats(K * M);
+    layer.write(&layer.x, &x);
+    let stream = HexStream::new(Arc::clone(&device));
+    layer.compute(&stream, 1);
+    stream.replay(1).unwrap().unwrap();
+    // What was never written is poison.
+    assert!(layer.result().iter().all(|x| x.is_nan()));
+    let text = std::fs::read_to_string(&path).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2);
+    // The same commands on the same numbers.
+    assert_eq!(lines[0], lines[1]);
+    let after = |key: &str| -> Vec<&str> { lines[0].split(key).skip(1).collect() };
+    let ops = after("\"ops\":\"");
+    assert_eq!(ops.len(), 3);
+    for (ops, want) in ops.iter().zip(["RMS_NORM+MUL\"", "MUL_MAT+ADD\"", "CPY\""]) {
+        assert!(ops.starts_with(want), "{ops}");
+    }
+    assert_eq!(after("\"op\":\"").len(), 5);
+    for command in after("\"command\":\"") {
+        assert_eq!(
+            command.find('"'),
+            Some(2 * size_of::<hexagon_ops::wire::Command>())
+        );
+    }
+    let input: String = bytemuck::cast_slice::<f32, u8>(&x)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert!(lines[0].contains(&input));
+}
+
+#[test]
 fn a_trace_that_cannot_be_written_leaves_a_device_that_computes() {
-    for name in ["trace.csv", "trace.json"] {
+    for name in ["trace.csv", "trace.json", "trace.commands"] {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
             .join("no/such/folder")
             .join(name);

@@ -94,6 +94,11 @@ impl Batch {
         self.list.is_some()
     }
 
+    /// Returns the commands in order.
+    pub fn commands(&self) -> impl Iterator<Item = &Command> {
+        self.entries.iter().map(|entry| &entry.command)
+    }
+
     /// Returns one of the commands.
     ///
     /// # Panics

@@ -16,6 +16,7 @@ use hexagon_ops::wire::{Command, MAX_BUFFERS};
 
 use super::super::buffer::Ranges;
 use super::super::{HexBuffer, HexDevice};
+use super::record::{CommandFile, Nodes};
 use super::rows::{self, Layout};
 use super::trace::Trace;
 use crate::backend::Buffer;
@@ -103,6 +104,8 @@ pub(super) struct Submission {
     batch: Batch,
     /// Description of each command.
     steps: Vec<Step>,
+    /// The nodes, if graphs are recorded.
+    pub(super) nodes: Nodes,
     named: Vec<NamedBuffer>,
     stored: Vec<StoredRows>,
     /// Scratch buffers for operands that are converted or packed, and the number of those in use.
@@ -123,6 +126,7 @@ impl Submission {
     pub(super) fn clear(&mut self, changes: u64) {
         self.batch.clear();
         self.steps.clear();
+        self.nodes = Nodes::default();
         self.named.clear();
         self.stored.clear();
         self.taken = 0;
@@ -355,6 +359,9 @@ impl Submission {
         if self.batch.is_empty() {
             return Ok(());
         }
+        if let Some(file) = device.trace.as_ref().and_then(Trace::commands) {
+            return self.write_to(file);
+        }
         self.each(|named, buffer| named.inputs.iter().for_each(|range| buffer.clean(range)))?;
         // The memory of the numbers may be another node's result later in the graph.
         let stored = self.stored()?;
@@ -374,6 +381,20 @@ impl Submission {
         })
     }
 
+    /// Records the graph instead of computing it.
+    fn write_to(&self, file: &CommandFile) -> std::result::Result<(), Failed> {
+        let named = self.named.iter().map(NamedBuffer::get);
+        let named = named.collect::<std::result::Result<Vec<_>, _>>()?;
+        let mut buffers: Vec<&DeviceBuffer> = named.iter().map(|buffer| &**buffer).collect();
+        buffers.extend(&self.scratch[..self.taken]);
+        file.graph(
+            &self.nodes,
+            self.steps.iter().zip(self.batch.commands()),
+            &buffers,
+        );
+        Ok(())
+    }
+
     fn run_traced(&self, npu: &HexNpu, trace: &Trace) -> std::result::Result<(), Failed> {
         let mut graph = trace.graph();
         for (entry, step) in self.steps.iter().enumerate() {
@@ -384,7 +405,9 @@ impl Submission {
                     entry: failed.entry.map(|_| entry),
                     ..failed
                 })?;
-            graph.step(step, begun, taken);
+            if let Some(graph) = &mut graph {
+                graph.step(step, begun, taken);
+            }
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! `GGML_RUST_NPU_TRACE`: each command with its modelled cost and its time, as a line of a table or
-//! on a [timeline](crate::timeline).
+//! on a [timeline](crate::timeline); or graphs as [commands](super::record), which are not computed.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::record::CommandFile;
 use super::submission::Step;
 use crate::error::{Error, Result};
 use crate::hexagon::caps::HexCaps;
@@ -27,6 +28,7 @@ pub struct Trace {
 enum Form {
     Table(CommandTable),
     Timeline(DeviceTracks),
+    Commands(CommandFile),
 }
 
 /// Comma-separated values.
@@ -72,7 +74,19 @@ impl Trace {
         threads: u32,
         is_simulated: bool,
     ) -> Option<Self> {
-        let form = if Timeline::is_for(path) {
+        let form = if CommandFile::is_for(path) {
+            if !is_simulated {
+                log::error!(
+                    "{device}: only a simulated device records commands: it does not compute them"
+                );
+                return None;
+            }
+            let file = CommandFile::open(path, device, caps, threads);
+            Form::Commands(
+                file.inspect_err(|error| log::error!("{error}; nothing is traced"))
+                    .ok()?,
+            )
+        } else if Timeline::is_for(path) {
             let remark = "host and queue are measured, DMA, vectors and matrix unit are modelled";
             let file = Timeline::open(path)?;
             Form::Timeline(DeviceTracks::new(file, device, is_simulated, remark))
@@ -88,15 +102,24 @@ impl Trace {
         })
     }
 
-    /// Starts a graph.
-    pub(super) fn graph(&self) -> GraphTrace<'_> {
+    /// Returns the file that graphs are recorded in instead of being computed.
+    pub(super) fn commands(&self) -> Option<&CommandFile> {
+        match &self.form {
+            Form::Commands(file) => Some(file),
+            Form::Table(_) | Form::Timeline(_) => None,
+        }
+    }
+
+    /// Starts a graph; `None` if graphs are recorded.
+    pub(super) fn graph(&self) -> Option<GraphTrace<'_>> {
         let form = match &self.form {
+            Form::Commands(_) => return None,
             Form::Table(table) => {
                 GraphForm::Table(table, table.graphs.fetch_add(1, Ordering::Relaxed))
             }
             Form::Timeline(tracks) => GraphForm::Timeline(tracks.graph()),
         };
-        GraphTrace { trace: self, form }
+        Some(GraphTrace { trace: self, form })
     }
 }
 

@@ -125,6 +125,11 @@ impl Chain {
     /// Does the same with a chain that was started.
     #[inline(never)]
     fn wait_for_engine(&mut self) -> Waited {
+        #[cfg(feature = "copies")]
+        for descriptor in &mut self.descriptors[..self.count] {
+            // SAFETY: a descriptor that `start` has written; nothing else uses its two sides.
+            unsafe { npu_copy(descriptor.as_mut_ptr().cast()) };
+        }
         // `dmwait` would sleep for as long as the engine needs, forever if it never finishes.
         for _ in 0..MAX_POLLS {
             let status: u32;
@@ -157,6 +162,12 @@ impl Chain {
             control & DONE != 0
         })
     }
+}
+
+#[cfg(feature = "copies")]
+unsafe extern "C" {
+    /// Makes the copy of a descriptor, which has four or eight words, and notes there that it is done.
+    fn npu_copy(descriptor: *mut u32);
 }
 
 /// Writes the words of a descriptor, and returns its address; `None` if the copy has none.

@@ -18,6 +18,8 @@ mod models;
 mod multiply;
 mod nan;
 mod ops;
+#[cfg(feature = "replay")]
+mod replay;
 mod rows;
 mod samples;
 mod scratch;
@@ -57,6 +59,10 @@ const EXPONENTIALS: i32 = -8;
 const TILES: i32 = -10;
 /// Request number of products of a row that is not finite.
 const NAN: i32 = -11;
+
+/// Request number of a recorded graph, which follows the request.
+#[cfg(feature = "replay")]
+const REPLAY: i32 = -12;
 
 static ARENA: Scratch<rows::Arena> = Scratch::new(rows::Arena {
     src: [[Line::ZERO; rows::LINES]; 3],
@@ -208,6 +214,13 @@ extern "C" fn main() -> ! {
         if words[0] == NAN {
             if !nan::run(words[1].cast_unsigned(), &mut |bytes| write(bytes)) {
                 exit(8);
+            }
+            continue;
+        }
+        #[cfg(feature = "replay")]
+        if words[0] == REPLAY {
+            if replay::run(&mut Output, &map, &mut |to| read(to)).is_none() {
+                exit(9);
             }
             continue;
         }

@@ -7,7 +7,7 @@ use bytemuck::Zeroable;
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::wire::{self, Command, Tensor, TensorOp};
 
-use crate::whole::{ARENA_BYTES, FIRST, Host, INDEX, MASK, POSITIONS, RESULT, SECOND, VTCM_BYTES, WEIGHTS, attention, product, tensor};
+use crate::whole::{ARENA_BYTES, Arena, FIRST, INDEX, MASK, POSITIONS, RESULT, SECOND, VTCM_BYTES, WEIGHTS, attention, product, tensor};
 
 /// Commands that a session executes; then another one is started.
 const COMMANDS_OF_A_SESSION: u32 = 50;
@@ -40,21 +40,21 @@ pub fn run(
     seed: u32,
 ) {
     let mut rng = Rng(u64::from(seed));
-    let Some(mut alone) = Host::new(0, 1, map) else {
+    let Some(mut alone) = Arena::new(0, 1, map) else {
         let _ = writeln!(text, "no session of one thread");
         return;
     };
-    fill(alone.arena, &mut rng);
+    fill(alone.start, &mut rng);
     let (mut same, mut left) = (0, commands);
     // Both use the same memory for operands and results.
-    let (arena, vtcm) = (alone.arena, map(VTCM_BYTES));
+    let (arena, vtcm) = (alone.start, map(VTCM_BYTES));
     let second = |bytes| match bytes {
         ARENA_BYTES => arena,
         VTCM_BYTES => vtcm,
         bytes => map(bytes),
     };
     while left > 0 {
-        let Some(mut together) = Host::new(1, threads, &second) else {
+        let Some(mut together) = Arena::new(1, threads, &second) else {
             let _ = writeln!(text, "no session of {threads} threads");
             return;
         };
@@ -62,8 +62,8 @@ pub fn run(
             left -= 1;
             let (name, command, bytes) = command(&mut rng);
             let sums = [&mut alone, &mut together].map(|host| {
-                clear(host.arena, bytes);
-                host.submit(command).map(|_| sum(host.arena, bytes))
+                clear(host.start, bytes);
+                host.submit(command).map(|_| sum(host.start, bytes))
             });
             match sums {
                 [Some(a), Some(b)] if a == b => same += 1,

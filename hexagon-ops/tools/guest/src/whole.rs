@@ -16,7 +16,7 @@ use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{Platform, Server, State, Units};
 use hexagon_ops::wire::{
-    self, Attention, COLLECTED, Command, FENCE, RingHeader, List, MAGIC, Map, MatMul, PUBLISHED, Plain,
+    self, Attention, COLLECTED, Command, Completion, FENCE, RingHeader, List, MAGIC, Map, MatMul, PUBLISHED, Plain,
     RingLayout, STATUS_OK, Serve, Start, Tensor, TensorOp, VERSION, Weights,
 };
 
@@ -48,7 +48,7 @@ pub const POSITIONS: usize = 1024;
 static STATES: [Scratch<State>; 2] = [const { Scratch::new(State::new()) }; 2];
 
 /// The system around the loop.
-struct System {
+pub struct System {
     arena: *mut u8,
     ring: *mut u8,
 }
@@ -88,22 +88,26 @@ impl Platform for System {
 }
 
 /// A host with a session.
-pub struct Host {
-    server: Server<System, &'static mut [Tile], &'static mut State>,
+pub struct Host<P: Platform = System> {
+    server: Server<P, &'static mut [Tile], &'static mut State>,
     layout: RingLayout,
     ring: Shared,
-    pub arena: *mut u8,
     sequence: u64,
 }
 
-impl Host {
-    /// Starts a session; `map` returns zeroed memory. Returns `None` if the loop refuses, or if it
-    /// computes on another number of threads.
+impl<P: Platform> Host<P> {
+    /// Starts a session; `map` returns zeroed memory, and `system` the system around a ring. Returns `None` if the loop
+    /// refuses, or if it computes on another number of threads.
     ///
     /// - `number`: 0 or 1; there is one session of each number at a time
-    pub fn new(number: usize, threads: usize, map: &dyn Fn(usize) -> *mut u8) -> Option<Self> {
+    pub fn start(
+        number: usize,
+        threads: usize,
+        map: &dyn Fn(usize) -> *mut u8,
+        system: impl FnOnce(*mut u8) -> P,
+    ) -> Option<Self> {
         let layout = RingLayout::new(SLOTS)?;
-        let (arena, memory) = (map(ARENA_BYTES), map(layout.bytes()));
+        let memory = map(layout.bytes());
         let vtcm = map(VTCM_BYTES).cast::<Tile>();
         // SAFETY: new memory of that size, which nothing else uses.
         let vtcm = unsafe { core::slice::from_raw_parts_mut(vtcm, VTCM_BYTES / size_of::<Tile>()) };
@@ -124,14 +128,10 @@ impl Host {
             threads,
             arch: 73,
         };
-        let system = System {
-            arena,
-            ring: memory,
-        };
         // SAFETY: the only reference to this state, which no server has.
         let state = unsafe { STATES[number].get() };
         state.reset();
-        let mut server = Server::new(system, units, state);
+        let mut server = Server::new(system(memory), units, state);
         let start = Start {
             version: VERSION,
             fd: 0,
@@ -142,20 +142,16 @@ impl Host {
         if server.start(&start).ok()?.threads as usize != threads {
             return None;
         }
-        let mut host = Self {
+        Some(Self {
             server,
             layout,
             ring,
-            arena,
             sequence: 0,
-        };
-        let bytes = ARENA_BYTES as u64;
-        host.submit(Command::new(0, &Map { buffer: 0, fd: 0, bytes }))?;
-        Some(host)
+        })
     }
 
-    /// Submits one command and returns its packets; `None` if it fails.
-    pub fn submit(&mut self, mut command: Command) -> Option<u64> {
+    /// Submits one command and returns its completion; `None` if the loop ends.
+    pub fn complete(&mut self, mut command: Command) -> Option<Completion> {
         self.sequence += 1;
         command.sequence = self.sequence;
         command.flags = FENCE;
@@ -167,15 +163,48 @@ impl Host {
             reserved: 0,
         };
         self.server.serve(&serve).ok()?;
-        let completion: wire::Completion = self.ring.read(self.layout.completion(published));
+        let completion = self.ring.read(self.layout.completion(published));
         self.ring.store(COLLECTED, published.wrapping_add(1));
+        Some(completion)
+    }
+
+    /// Submits one command and returns its packets; `None` if it fails.
+    pub fn submit(&mut self, command: Command) -> Option<u64> {
+        let completion = self.complete(command)?;
         (completion.status == STATUS_OK).then_some(completion.packets)
+    }
+
+    /// Clears VTCM, which copies of a guest without an engine do not fill.
+    pub fn clear(&mut self) {
+        self.server.units().vtcm.fill(Tile::ZERO);
+    }
+}
+
+/// A host of one buffer.
+pub struct Arena {
+    host: Host,
+    pub start: *mut u8,
+}
+
+impl Arena {
+    /// As [`Host::start`], with memory of [`ARENA_BYTES`].
+    pub fn new(number: usize, threads: usize, map: &dyn Fn(usize) -> *mut u8) -> Option<Self> {
+        let start = map(ARENA_BYTES);
+        let mut host = Host::start(number, threads, map, |ring| System { arena: start, ring })?;
+        let bytes = ARENA_BYTES as u64;
+        host.submit(Command::new(0, &Map { buffer: 0, fd: 0, bytes }))?;
+        Some(Self { host, start })
+    }
+
+    /// As [`Host::submit`].
+    pub fn submit(&mut self, command: Command) -> Option<u64> {
+        self.host.submit(command)
     }
 
     /// Returns the packets of a list of the first `count` commands, when run again.
     fn list(&mut self, commands: &[Command; MOST], count: usize) -> Option<u64> {
         for index in 0..count {
-            let at = self.arena.wrapping_add(COMMANDS as usize + index * size_of::<Command>());
+            let at = self.start.wrapping_add(COMMANDS as usize + index * size_of::<Command>());
             // SAFETY: inside the arena, which the loop does not use now.
             unsafe { at.cast::<Command>().write(commands[index]) };
         }
@@ -184,9 +213,9 @@ impl Host {
             count: u32::try_from(count).ok()?,
             offset: COMMANDS,
         };
-        self.server.units().vtcm.fill(Tile::ZERO);
+        self.host.clear();
         self.submit(Command::new(0, &list))?;
-        self.server.units().vtcm.fill(Tile::ZERO);
+        self.host.clear();
         self.submit(Command::new(0, &list))
     }
 
@@ -205,11 +234,11 @@ impl Host {
 /// - `only`: number of the only operation that is executed, counted from 1; 0 for all, -1 for those at shapes of models
 pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i32) {
     let mut text = crate::bench::Text(write);
-    let Some(mut host) = Host::new(0, 1, map) else {
+    let Some(mut host) = Arena::new(0, 1, map) else {
         let _ = writeln!(text, "no session");
         return;
     };
-    let arena = host.arena;
+    let arena = host.start;
     let mut number = 0;
     let mut line = |is_model: bool, name: core::fmt::Arguments<'_>, commands: [Command; MOST], units: usize| {
         number += 1;

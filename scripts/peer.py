@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Counts llama.cpp's own backend for Hexagon at the nodes of whole models, in the emulator that counts ours.
+
+Usage: peer.py [MODEL...]    the models of `shapes`, or those that are named
+
+Builds the DSP's code of ggml-hexagon, out of the crate that `fetch` checks, with the harness of hexagon-ops/tools/peer, and
+writes the rows of hexagon-ops/tests/peer.txt. A node that ggml-hexagon has no operation for, or refuses, has no packets.
+"""
+
+import datetime
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+
+import fetch
+import graphs
+import project
+import replay
+import shapes
+import wholes
+from project import JOBS, LOGS, ROOT, TARGET, main_with, say
+
+FOLDER = TARGET / "peer"
+TABLE = ROOT / "hexagon-ops" / "tests" / "peer.txt"
+HARNESS = ROOT / "hexagon-ops" / "tools" / "peer"
+ARCH = "v73"
+
+HEAD = """\
+# Packets of ggml-hexagon ({crate}, ggml {ggml}) at the nodes of whole models on one thread of a V73: model, workload,
+# operation, such nodes, their packets, KiB that the DMA engine copies, and nodes that it does not compute.
+# Written by make peer, {date}; scripts/shapes.py has the models.
+"""
+
+# ggml's numbers of types. SOURCE: enum ggml_type, ggml.h of llama.cpp 0.5.0.
+TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q6K": 14, "I32": 26, "I64": 27, "Mxfp4": 39, "Bf16": 30}
+ZEROS, RANDOM, WEIGHTS, NUMBERS, COUNTED, MASK = range(6)
+
+
+def sysroot():
+    """Makes a C library and headers for the DSP's code under Linux; returns their folder."""
+    def make(part):
+        zig = FOLDER / "zig"
+        if not zig.exists():
+            with zipfile.ZipFile(fetch.download(fetch.ZIG)) as wheel:
+                wheel.extractall(zig)
+        program = zig / "ziglang" / "zig"
+        program.chmod(0o755)
+        cache = FOLDER / "zig-cache"
+        source = FOLDER / "empty.c"
+        source.write_text("int main(void) { return 0; }\n", encoding="utf-8")
+        env = dict(os.environ, ZIG_GLOBAL_CACHE_DIR=str(cache), ZIG_LOCAL_CACHE_DIR=str(cache))
+        project.run([program, "cc", "-target", "hexagon-linux-musl", "-O2", source, "-o", FOLDER / "empty.elf"],
+                    LOGS / "peer-sysroot.log", env)
+        (part / "lib").mkdir(parents=True)
+        for name in ("crt1.o", "libc.a", "libzigc.a", "libcompiler_rt.a"):
+            shutil.copy(next(cache.rglob(name)), part / "lib" / name)
+        for folder in ("any-linux-any", "generic-musl", "hexagon-linux-musl"):
+            shutil.copytree(zig / "ziglang" / "lib" / "libc" / "include" / folder, part / "include", dirs_exist_ok=True)
+
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    return project.made_once(FOLDER / "sysroot", make)
+
+
+def program():
+    """Builds the harness; returns its path."""
+    for tool in ("clang-22", "ld.lld-22"):
+        project.need(tool, "on Debian: apt-get install clang-22 lld-22 llvm-22")
+    source = fetch.llama("0.6.0") / "ggml" / "src"
+    project.run([HARNESS / "build.sh", source, FOLDER, ARCH], LOGS / "peer-build.log",
+                dict(os.environ, HEX_SYSROOT=str(sysroot())))
+    return FOLDER / f"nodes-{ARCH}.elf"
+
+
+def described(tensor, use):
+    """Returns a tensor as the harness reads it."""
+    kind = TYPES.get(tensor["type"])
+    if kind is None:
+        return None
+    return " ".join(map(str, [kind, *tensor["ne"], *tensor["nb"], *use]))
+
+
+def use_of(node, index, workload):
+    """Returns what the harness puts into a source, by its place."""
+    op, source = node["op"], node["src"][index]
+    if (op, index) in (("FLASH_ATTN_EXT", 3), ("SOFT_MAX", 1)):
+        return MASK, 1 if workload == "prompt" and source["ne"][1] > 1 else source["ne"][0]
+    if op == "MUL_MAT_ID" and index == 2:
+        return NUMBERS, node["src"][0]["ne"][2]
+    if op in ("GET_ROWS", "ADD_ID") and source["type"] in ("I32", "I64"):
+        return NUMBERS, node["src"][index - 1]["ne"][1]
+    if source["type"] in ("I32", "I64"):
+        return (COUNTED,)
+    if source["role"] == "Weights":
+        return (WEIGHTS,)
+    return (RANDOM,) if op in ("ARGSORT", "TOP_K", "ARGMAX") else (ZEROS,)
+
+
+def line(node, workload):
+    """Returns a node as the harness reads it; None if a type is not one that ggml-hexagon has."""
+    tensors = [described(node["dst"], (ZEROS,))]
+    for index, source in enumerate(node["src"]):
+        tensors.append("-1" if source is None else described(source, use_of(node, index, workload)))
+    if None in tensors:
+        return None
+    while tensors[-1] == "-1":
+        tensors.pop()
+    return " ".join([node["op"], *map(str, node["params"]), *tensors])
+
+
+def fused(nodes):
+    """Returns the nodes as ggml-hexagon combines them: RMS_NORM and MUL. Products of the same activations, and their sums, are
+    counted one by one."""
+    found = []
+    for node in nodes:
+        last = found[-1] if found else None
+        if last and last["op"] == "RMS_NORM" and node["op"] == "MUL" and node["src"][0]["at"] == last["dst"]["at"]:
+            found[-1] = {**last, "op": "RMS_NORM+MUL", "dst": node["dst"],
+                         "src": [last["src"][0], node["src"][1], *last["src"][2:]]}
+        else:
+            found.append(node)
+    return found
+
+
+class Counter:
+    """Counts each distinct node once."""
+
+    def __init__(self, path):
+        self.path = path
+        self.known = {}
+
+    def count(self, lines):
+        """Returns packets and KiB of each line; None for a node that is not computed."""
+        new = sorted({line for line in lines if line is not None and line not in self.known})
+        with ThreadPoolExecutor(JOBS) as pool:
+            self.known |= dict(zip(new, pool.map(self.one, new)))
+        return [None if line is None else self.known[line] for line in lines]
+
+    def one(self, text):
+        # One process for each: a node that ends it is refused.
+        done = subprocess.run([replay.emulator(), "-cpu", "v73", self.path], input=text + "\n", capture_output=True,
+                              text=True, timeout=1200)
+        answer = done.stdout.split()
+        if done.returncode or len(answer) != 2:
+            return None
+        return tuple(map(int, answer))
+
+
+def sums(graph_list, workload, counter):
+    """Returns the sums (nodes, packets, KiB, refused nodes) of the operations of graphs, by their names."""
+    found = {}
+    for graph in graph_list:
+        nodes = fused(graph.nodes)
+        for node, cost in zip(nodes, counter.count([line(node, workload) for node in nodes])):
+            one = (1, 0, 0, 1) if cost is None else (1, *cost, 0)
+            old = found.get(node["op"], (0, 0, 0, 0))
+            found[node["op"]] = tuple(a + b for a, b in zip(old, one))
+    return found
+
+
+def count(shape, counter):
+    """Returns the rows of a model, by workload and operation."""
+    first, second = (graphs.record(shape, layers, wholes.CHIP) for layers in shape.counted())
+    table = {}
+    for workload in shape.workloads:
+        less = sums(first[workload], workload, counter)
+        more = less if shape.periods() == 0 else sums(second[workload], workload, counter)
+        for op in sorted({*less, *more}):
+            a, b = less.get(op, (0, 0, 0, 0)), more.get(op, (0, 0, 0, 0))
+            table[workload, op] = tuple(x + shape.periods() * (y - x) for x, y in zip(a, b))
+    return table
+
+
+def recorded():
+    """Returns the rows of the table (nodes, packets, KiB, refused nodes), by model, workload and operation."""
+    table = {}
+    for text in TABLE.read_text(encoding="utf-8").splitlines() if TABLE.exists() else []:
+        if not text.startswith("#"):
+            model, workload, op, *numbers = text.split()
+            table[model, workload, op] = tuple(map(int, numbers))
+    return table
+
+
+def ggml_version():
+    """Returns the version of ggml in the crate."""
+    text = (project.llama_source("0.6.0") / "ggml" / "CMakeLists.txt").read_text(encoding="utf-8")
+    part = {name: text.split(f"set(GGML_VERSION_{name} ")[1].split(")")[0] for name in ("MAJOR", "MINOR", "PATCH")}
+    return ".".join(part.values())
+
+
+def main():
+    chosen = [shapes.named(name) for name in sys.argv[1:]] or shapes.SHAPES
+    graphs.program()
+    counter = Counter(program())
+    table = recorded()
+    for shape in chosen:
+        say(shape.name)
+        rows = {(shape.name, *key): row for key, row in count(shape, counter).items()}
+        table = {key: row for key, row in table.items() if key[0] != shape.name} | rows
+        for workload in shape.workloads:
+            mine = {key: row for key, row in rows.items() if key[1] == workload}
+            refused = {key[2]: row[3] for key, row in mine.items() if row[3]}
+            print(f"{workload}: {sum(row[1] for row in mine.values()):,} packets; not computed: {refused}", flush=True)
+        text = HEAD.format(crate=fetch.LLAMA_0_6.requirement, ggml=ggml_version(), date=datetime.date.today())
+        lines = [" ".join(map(str, (*key, *row))) for key, row in wholes.ordered(table)]
+        TABLE.write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main_with(main)
