@@ -433,6 +433,7 @@ pub unsafe extern "C" fn npu_backend_replay(
     let Some(backend) = (unsafe { backend.as_ref() }) else {
         return false;
     };
+    backend.coverage.begin_graph();
     let mut known = true;
     let code = backend.guarded("npu_backend_replay", || match backend.stream.replay(uid) {
         Some(Ok(())) => {

@@ -5,6 +5,7 @@ use rknpu_ops::calibrate::Method;
 
 use super::caps::{self, Precision, RkCaps};
 use super::layout::WeightLayout;
+use crate::config::Repack;
 use crate::config::rules::{Choice, Rules};
 use crate::graph::{Op, Operation, Place, Refusal, Tensor};
 use crate::tensor::DType;
@@ -29,6 +30,9 @@ pub struct Target {
     /// Keeps the bytes that weights were written with, or does not; `None`: keeps those that the
     /// CPU multiplies with.
     pub keep: Option<bool>,
+    /// The user's choice of when weights are packed. With [`Repack::Always`] the device computes
+    /// whatever it can, also where the CPU is faster.
+    pub repack: Repack,
 }
 
 impl From<&'static RkCaps> for Target {
@@ -40,6 +44,7 @@ impl From<&'static RkCaps> for Target {
             min_m: caps::MIN_M,
             min_m_narrow: caps::MIN_M,
             keep: None,
+            repack: Repack::default(),
         }
     }
 }
@@ -219,9 +224,9 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 ///
 /// - Nodes with too few rows, which ggml cannot know, since it gives a node to the device that has
 ///   the weights. The rows of a [`Op::MulMatId`] are its tokens.
-/// - Nodes that the device does not compute. ggml's RPC server gives it such nodes, because it asks
-///   no device what it supports, and so does its device for `-sm tensor`, which hands nothing to
-///   the CPU.
+/// - Nodes that the device does not compute. The device claims those, too, so that ggml cuts no
+///   graph around them.
+/// - Products with operands that would have to be packed at each use.
 #[must_use]
 pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     let [Some(weights), Some(act), ..] = &operation.src else {
@@ -233,7 +238,8 @@ pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
         Op::MulMatId => tokens,
         _ => return true,
     };
-    if weights.place == Place::Host && command(target, operation).is_err() {
+    let packs_at_use = target.repack == Repack::Always;
+    if weights.place == Place::Host && (!packs_at_use || command(target, operation).is_err()) {
         return true;
     }
     m < target.min_m.max(target.min_m_narrow)
