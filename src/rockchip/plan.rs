@@ -10,8 +10,10 @@ use crate::config::rules::{Choice, Rules};
 use crate::graph::{Op, Operation, Place, Refusal, Tensor};
 use crate::tensor::DType;
 
+pub use self::attention::Attention;
 pub use self::bucket::{Bucketing, Buckets, M_BUCKET_MAX, MPiece};
 
+mod attention;
 mod bucket;
 
 /// The chip and the user's choices for it.
@@ -176,12 +178,14 @@ impl Command {
     }
 }
 
-/// Plans a node for a question of ggml's. It also refuses nodes that the device could compute, but
-/// should not.
+/// Answers a question of ggml's. Nodes that the device could compute, but should not, are refused, too.
 ///
 /// # Errors
 /// The reason why the node is not for this device.
-pub fn question(target: &Target, operation: &Operation) -> Result<Command, Refusal> {
+pub fn question(target: &Target, operation: &Operation) -> Result<(), Refusal> {
+    if operation.op == Op::FlashAttnExt {
+        return Attention::new(operation).map(drop);
+    }
     // Weights in plain memory, and computed operands, would have to be quantized and packed at each
     // use: the CPU is faster. Where no memory is known yet, the answer is about the operation as
     // such, which packs at use.
@@ -192,7 +196,7 @@ pub fn question(target: &Target, operation: &Operation) -> Result<Command, Refus
     if !operation.src[0].as_ref().is_some_and(in_place) {
         return Err("weights are not in packed memory");
     }
-    command(target, operation)
+    command(target, operation).map(drop)
 }
 
 /// The fate of a weight's bytes once it is packed.
@@ -227,18 +231,23 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 /// - Nodes that the device does not compute. The device claims those, too, so that ggml cuts no
 ///   graph around them.
 /// - Products with operands that would have to be packed at each use.
+/// - Attention of few queries or cells, by the cost table.
 #[must_use]
 pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     let [Some(weights), Some(act), ..] = &operation.src else {
         return true;
     };
+    let packs_at_use = target.repack == Repack::Always;
+    if operation.op == Op::FlashAttnExt {
+        let pays = |plan: Attention| packs_at_use || plan.pays(target.caps);
+        return !Attention::new(operation).is_ok_and(pays);
+    }
     let [_, rows, tokens, _] = act.shape.ne;
     let m = match operation.op {
         Op::MulMat => rows,
         Op::MulMatId => tokens,
         _ => return true,
     };
-    let packs_at_use = target.repack == Repack::Always;
     if weights.place == Place::Host && (!packs_at_use || command(target, operation).is_err()) {
         return true;
     }
