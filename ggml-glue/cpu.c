@@ -1,5 +1,5 @@
-// The CPU backend inside of a device's graphs: it computes the nodes that the NPU
-// does not, or not as fast, with the threads that the program asks for.
+// The CPU backend inside of a device's graphs: it computes the nodes that the
+// NPU does not, or not as fast, with the threads that the program asks for.
 
 #include "ggml-cpu.h"
 #include "ggml-impl.h"

@@ -180,6 +180,10 @@ static uint32_t place_of(const struct glue_device *device,
     return NPU_PLACE_PACKED;
   }
   if (buffer->buft == &device->host_buft) {
+    if (!shares && owner->op == GGML_OP_NONE &&
+        atomic_load_explicit(&device->is_sliced, memory_order_relaxed)) {
+      return NPU_PLACE_NONE; // a slice of weights, which is packed at each use
+    }
     return shares && buffer->size > 0 ? NPU_PLACE_DEVICE : NPU_PLACE_HOST;
   }
   return ggml_backend_buft_is_host(buffer->buft) ? NPU_PLACE_HOST
@@ -453,7 +457,8 @@ static enum ggml_status compute_on_cpu(struct glue_backend *self,
   if (is_shared) {
     each_operand(self, graph, begin, *end, false, npu_show_to_cpu);
   }
-  const enum ggml_status status = ggml_backend_graph_compute(cpu_of(self), &part);
+  const enum ggml_status status =
+      ggml_backend_graph_compute(cpu_of(self), &part);
   if (is_shared) {
     each_operand(self, graph, begin, *end, true, npu_take_from_cpu);
   }

@@ -88,7 +88,7 @@ pub struct Scaling {
 /// The visible cells of a row of queries.
 #[derive(Clone, Copy, Debug)]
 pub struct RowMask<'a> {
-    /// What is added to the scores, times `slope`; `None`: nothing.
+    /// A summand of the scores for each cell, which is multiplied by `slope`; `None` for none.
     pub mask: Option<&'a [f16]>,
     /// Factor of the mask.
     pub slope: f32,
@@ -164,7 +164,7 @@ fn exp(x: f32) -> f32 {
     let p = 0.001_333_355_8_f32;
     let p = p * f + 0.009_618_129;
     let p = p * f + 0.055_504_11;
-    let p = p * f + 0.240_226_51;
+    let p = p * f + 0.240_226_5;
     let p = p * f + std::f32::consts::LN_2;
     let p = p * f + 1.0;
     // CAST: the exponent is between -126 and 0, or the factor is NaN whatever it is multiplied with.
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn two_ranges_of_cells_give_the_softmax_of_both() {
         let scores = [0.5, -3.0, 2.0, 7.0, 1.0, 4.0, -2.0];
-        let values = [1.0, 2.0, -4.0, 0.5, 8.0, 3.0, -1.0];
+        let values = [1.0_f32, 2.0, -4.0, 0.5, 8.0, 3.0, -1.0];
         let mask = [0.0, -1.0, f32::NEG_INFINITY, 0.0, 0.0, -2.0, 0.0].map(f16::from_f32);
         for (softcap, sink) in [(0.0, None), (5.0, None), (0.0, Some(1.5))] {
             let scaling = Scaling {
@@ -299,7 +299,7 @@ mod tests {
             let extra = sink.map_or(0.0, |sink| f64::from(sink).exp());
             let sum = x.iter().map(|x| x.exp()).sum::<f64>() + extra;
             let want: f64 = (x.iter().zip(values))
-                .map(|(x, value)| x.exp() / sum * value)
+                .map(|(x, value)| x.exp() / sum * f64::from(value))
                 .sum();
 
             let (mut merger, mut total) = (Merger::default(), [0.0]);
@@ -321,8 +321,8 @@ mod tests {
                 let o = p
                     .iter()
                     .zip(&values[range])
-                    .map(|(p, value)| p.to_f64() * value);
-                merger.add(parts, &[o.sum::<f64>() as f32], 1.0, &mut total);
+                    .map(|(p, value)| p.to_f32() * value);
+                merger.add(parts, &[o.sum()], 1.0, &mut total);
             }
             merger.finish(sink, &mut total);
             assert!(

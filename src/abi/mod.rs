@@ -418,7 +418,7 @@ pub unsafe extern "C" fn npu_backend_free(backend: *mut NpuBackend) {
 
 /// Computes again a graph that [`npu_backend_compute`] has computed with the same number, and
 /// writes an `NPU_STATUS_*`. Returns false, with nothing done, if that is impossible without the
-/// nodes.
+/// nodes. Each graph begins with this call, by which the graphs of a token are counted.
 ///
 /// # Safety
 /// - `backend` is alive, `status` is valid for writes,

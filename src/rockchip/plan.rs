@@ -7,7 +7,7 @@ use super::caps::{self, Precision, RkCaps};
 use super::layout::WeightLayout;
 use crate::config::Repack;
 use crate::config::rules::{Choice, Rules};
-use crate::graph::{Op, Operation, Place, Refusal, Tensor};
+use crate::graph::{Op, Operation, Place, Refusal, Role, Tensor};
 use crate::tensor::DType;
 
 pub use self::attention::Attention;
@@ -230,16 +230,17 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 ///   the weights. The rows of a [`Op::MulMatId`] are its tokens.
 /// - Nodes that the device does not compute. The device claims those, too, so that ggml cuts no
 ///   graph around them.
-/// - Products with operands that would have to be packed at each use.
+/// - Products with operands that would have to be packed at each use, unless they may be weights. Slices of weights
+///   ([`Place::Unknown`]) are.
 /// - Attention of few queries or cells, by the cost table.
 #[must_use]
 pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     let [Some(weights), Some(act), ..] = &operation.src else {
         return true;
     };
-    let packs_at_use = target.repack == Repack::Always;
+    let always = target.repack == Repack::Always;
     if operation.op == Op::FlashAttnExt {
-        let pays = |plan: Attention| packs_at_use || plan.pays(target.caps);
+        let pays = |plan: Attention| always || plan.pays(target.caps);
         return !Attention::new(operation).is_ok_and(pays);
     }
     let [_, rows, tokens, _] = act.shape.ne;
@@ -248,11 +249,21 @@ pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
         Op::MulMatId => tokens,
         _ => return true,
     };
-    if weights.place == Place::Host && (!packs_at_use || command(target, operation).is_err()) {
+    // ggml's RPC server does not say which of its buffers hold weights.
+    let may_be_weights =
+        weights.role == Role::State && matches!(weights.dtype, DType::Quantized { .. });
+    let packs_at_use = match weights.place {
+        Place::Host => always || may_be_weights,
+        Place::Unknown => true,
+        Place::Packed | Place::Device | Place::Foreign => false,
+    };
+    if weights.place == Place::Host && !packs_at_use
+        || packs_at_use && command(target, operation).is_err()
+    {
         return true;
     }
     m < target.min_m.max(target.min_m_narrow)
-        && matches!(weights.place, Place::Packed | Place::Host)
+        && matches!(weights.place, Place::Packed | Place::Host | Place::Unknown)
         && m < target.min_m(weights)
 }
 

@@ -21,7 +21,8 @@ class AllOperations(DebianStock):
             with self.subTest(device):
                 done = self.run_command("test-backend-ops", self.program.command("test-backend-ops", "test", "-b", device, "-j",
                                                                                  JOBS, "-p", NOT_MANY_EXPERTS),
-                                        self.with_plugin(device_env(chip, **settings)), timeout=TIMEOUT_S, cwd=self.program.folder)
+                                        self.with_plugin(device_env(chip, **settings)), timeout=TIMEOUT_S,
+                                        cwd=self.program.folder)
                 shown = re.sub(r"\x1b\[[0-9;]*m", "", done.out)
                 passed = len(re.findall(r"\): OK", shown))
                 print(f"   Debian's test-backend-ops on {chip}: {passed} cases OK")

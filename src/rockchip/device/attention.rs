@@ -143,7 +143,7 @@ impl AttentionState {
     }
 }
 
-/// What a call has at hand.
+/// Everything that a call uses.
 struct Call<'a> {
     rknn: &'a Arc<Rknn>,
     anchor: &'a Arc<Context>,

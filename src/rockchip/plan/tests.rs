@@ -90,6 +90,9 @@ fn operands_that_would_be_packed_at_each_use_are_left_to_the_cpu() {
         src: sources(&[tensor(DType::F16, [64, 32, 1, 1]), act]),
     };
     assert!(prefers_cpu(&target, &operation));
+    let mut of_slices = operation;
+    of_slices.src[0].as_mut().unwrap().place = Place::Unknown;
+    assert!(!prefers_cpu(&target, &of_slices));
     target.repack = Repack::Always;
     assert!(!prefers_cpu(&target, &operation));
 }
