@@ -18,10 +18,16 @@ const FETCHED: [&str; 2] = [
 const APIS: [u32; 2] = [2, 3];
 
 /// The names that the glue's files share: each copy of the glue needs its own.
-const SHARED_NAMES: [&str; 15] = [
+const SHARED_NAMES: [&str; 21] = [
     "ggml_backend_rust_npu_reg",
     "glue_backend_new",
+    "glue_backend_set_abort_callback",
     "glue_backend_set_n_threads",
+    "glue_computes_on_cpu",
+    "glue_cpu_backend",
+    "glue_cpu_free",
+    "glue_cpu_set_abort_callback",
+    "glue_cpu_set_n_threads",
     "glue_cpu_supports",
     "glue_device_init_bufts",
     "glue_differs",
@@ -36,7 +42,14 @@ const SHARED_NAMES: [&str; 15] = [
     "glue_tensor",
 ];
 
-const GLUE: [&str; 5] = ["reg.c", "buffer.c", "graph.c", "params.c", "differs.c"];
+const GLUE: [&str; 6] = [
+    "reg.c",
+    "buffer.c",
+    "cpu.c",
+    "graph.c",
+    "params.c",
+    "differs.c",
+];
 
 /// Returns a folder with ggml's sources for each version of the API that has one.
 fn headers(root: &Path) -> BTreeMap<u32, PathBuf> {

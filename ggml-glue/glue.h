@@ -50,6 +50,34 @@ bool glue_is_npu_buffer(ggml_backend_buffer_t buffer);
 bool glue_only_device_writes(const struct glue_device *device,
                              const struct ggml_tensor *op);
 
+// cpu.c
+
+// The CPU backend of one stream of graphs. All zeros before its first use.
+struct glue_cpu {
+  ggml_backend_t backend; // created when first needed
+  bool has_failed;        // it could not be created
+  int n_threads;          // 0 until the program sets them
+  // Threads that stay from graph to graph, and their number.
+  struct ggml_threadpool *pool;
+  int pool_threads;
+  ggml_abort_callback abort_callback;
+  void *abort_data;
+};
+
+// Returns true if the CPU backend computes `op`.
+bool glue_cpu_supports(const struct ggml_tensor *op);
+
+// Returns the CPU backend, or NULL after a log line about `device` if it cannot
+// be created.
+ggml_backend_t glue_cpu_backend(struct glue_cpu *cpu, const char *device);
+
+void glue_cpu_set_n_threads(struct glue_cpu *cpu, int n_threads);
+
+void glue_cpu_set_abort_callback(struct glue_cpu *cpu,
+                                 ggml_abort_callback callback, void *data);
+
+void glue_cpu_free(struct glue_cpu *cpu);
+
 // graph.c
 
 // Returns true if buffers of this type belong to the device (npu_buffer).
@@ -78,8 +106,11 @@ bool glue_is_of_slices(struct glue_device *device,
 void glue_mark_cpu_reader(const struct glue_device *device,
                           const struct ggml_tensor *node);
 
-// Returns true if the CPU backend computes `op`.
-bool glue_cpu_supports(const struct ggml_tensor *op);
+// Returns true if the CPU backend computes `op` inside of the device's graphs,
+// which have their operands and results in memory of the CPU: so a token is not
+// cut wherever the NPU computes nothing, and the device has all of a layer.
+bool glue_computes_on_cpu(const struct glue_device *device,
+                          const struct ggml_tensor *op);
 
 // Creates a backend, which is one stream of graphs, on `device`. Returns NULL
 // after a log line if that fails.
@@ -87,6 +118,11 @@ ggml_backend_t glue_backend_new(struct glue_device *device);
 
 // Sets the number of threads with which the CPU computes its nodes of graphs.
 void glue_backend_set_n_threads(ggml_backend_t backend, int n_threads);
+
+// Sets the function that ends the CPU's part of a graph early when it returns
+// true.
+void glue_backend_set_abort_callback(ggml_backend_t backend,
+                                     ggml_abort_callback callback, void *data);
 
 // params.c
 

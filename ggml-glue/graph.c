@@ -120,18 +120,41 @@ bool glue_is_of_slices(struct glue_device *device,
   return of_slices;
 }
 
-// Weak, because a plugin finds the functions of ggml's registry only if the
-// program loaded it with global symbols.
-#pragma weak ggml_backend_dev_by_type
-#pragma weak ggml_backend_init_by_type
+// Returns true if the device's graphs reach a tensor in `buffer` as the CPU
+// backend does: it is memory of the CPU, or the device's own that is.
+static bool is_reached_by_cpu(const struct glue_device *device,
+                              ggml_backend_buffer_t buffer) {
+  ggml_backend_buffer_type_t buft = buffer->buft;
+  if (buft == &device->host_buft) {
+    return true;
+  }
+  // Another NPU's memory needs care of its caches.
+  const bool is_another_npu_s =
+      buft->device != NULL && buft->device->reg == device->dev.reg;
+  return !is_another_npu_s && ggml_backend_buft_is_host(buft);
+}
 
-bool glue_cpu_supports(const struct ggml_tensor *op) {
-  if (ggml_backend_dev_by_type == NULL) {
+bool glue_computes_on_cpu(const struct glue_device *device,
+                          const struct ggml_tensor *op) {
+  if (device->buffers != NPU_BUFFERS_HOST_AND_PACKED) {
     return false;
   }
-  ggml_backend_dev_t cpu =
-      ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-  return cpu != NULL && cpu->iface.supports_op(cpu, op);
+  for (int i = -1; i < GGML_MAX_SRC; i++) {
+    const struct ggml_tensor *tensor = i < 0 ? op : op->src[i];
+    ggml_backend_buffer_t buffer =
+        tensor == NULL ? NULL : owner_of(tensor)->buffer;
+    if (buffer == NULL) {
+      continue;
+    }
+    // The loader asks about an operation without a name, with a dummy buffer,
+    // where a weight is to lie: the memory of the CPU has better forms for
+    // weights that only the CPU reads.
+    const bool is_loader = buffer->size == 0 && op->name[0] == '\0';
+    if (is_loader || !is_reached_by_cpu(device, buffer)) {
+      return false;
+    }
+  }
+  return glue_cpu_supports(op);
 }
 
 // Compares type pointers and calls no function of the buffer: the loader asks
@@ -157,6 +180,10 @@ static uint32_t place_of(const struct glue_device *device,
     return NPU_PLACE_PACKED;
   }
   if (buffer->buft == &device->host_buft) {
+    if (!shares && owner->op == GGML_OP_NONE &&
+        atomic_load_explicit(&device->is_sliced, memory_order_relaxed)) {
+      return NPU_PLACE_NONE; // a slice of weights, which is packed at each use
+    }
     return shares && buffer->size > 0 ? NPU_PLACE_DEVICE : NPU_PLACE_HOST;
   }
   return ggml_backend_buft_is_host(buffer->buft) ? NPU_PLACE_HOST
@@ -264,12 +291,8 @@ struct glue_backend {
   // Nodes of one graph. The memory grows to the largest graph so far.
   npu_node *nodes;
   size_t nodes_capacity;
-  // Computes the nodes that the NPU does not, or not as fast; created when
-  // first needed.
-  ggml_backend_t cpu;
-  bool cpu_failed;
-  // Threads of the CPU backend; 0 until the program sets them.
-  int n_threads;
+  // Computes the nodes that the NPU does not, or not as fast.
+  struct glue_cpu cpu;
   // The copies that ggml made for the next graph, in memory that grows.
   struct glue_copy *copies;
   size_t n_copies, copies_capacity;
@@ -297,50 +320,22 @@ static void backend_free(ggml_backend_t backend) {
   npu_backend_free(self->npu);
   free(self->nodes);
   free(self->copies);
-  if (self->cpu != NULL) {
-    ggml_backend_free(self->cpu);
-  }
+  glue_cpu_free(&self->cpu);
   free(self);
 }
 
-static void set_cpu_threads(ggml_backend_t cpu, int n_threads) {
-  ggml_backend_reg_t reg =
-      ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu));
-  void *address =
-      ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
-  if (address == NULL) {
-    return;
-  }
-  ggml_backend_set_n_threads_t set;
-  memcpy(&set, &address, sizeof(set));
-  set(cpu, n_threads);
+void glue_backend_set_n_threads(ggml_backend_t backend, int n_threads) {
+  glue_cpu_set_n_threads(&backend_of(backend)->cpu, n_threads);
+}
+
+void glue_backend_set_abort_callback(ggml_backend_t backend,
+                                     ggml_abort_callback callback, void *data) {
+  glue_cpu_set_abort_callback(&backend_of(backend)->cpu, callback, data);
 }
 
 // Returns the CPU backend, or NULL after a log line if it cannot be created.
 static ggml_backend_t cpu_of(struct glue_backend *self) {
-  if (self->cpu != NULL || self->cpu_failed) {
-    return self->cpu;
-  }
-  if (ggml_backend_init_by_type != NULL) {
-    self->cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, NULL);
-  }
-  if (self->cpu == NULL) {
-    self->cpu_failed = true;
-    GGML_LOG_WARN("ggml-rust-npu: %s: no CPU backend, the NPU computes what it "
-                  "can\n",
-                  npu_device_name(self->device->index));
-  } else if (self->n_threads > 0) {
-    set_cpu_threads(self->cpu, self->n_threads);
-  }
-  return self->cpu;
-}
-
-void glue_backend_set_n_threads(ggml_backend_t backend, int n_threads) {
-  struct glue_backend *self = backend_of(backend);
-  self->n_threads = n_threads;
-  if (self->cpu != NULL) {
-    set_cpu_threads(self->cpu, n_threads);
-  }
+  return glue_cpu_backend(&self->cpu, npu_device_name(self->device->index));
 }
 
 static bool has_work(const struct ggml_tensor *node) {
@@ -457,9 +452,16 @@ static enum ggml_status compute_on_cpu(struct glue_backend *self,
   part.leafs = NULL;
   part.n_leafs = 0;
   part.uid = 0;
-  each_operand(self, graph, begin, *end, false, npu_show_to_cpu);
-  const enum ggml_status status = ggml_backend_graph_compute(self->cpu, &part);
-  each_operand(self, graph, begin, *end, true, npu_take_from_cpu);
+  // Host memory is always visible to both.
+  const bool is_shared = self->device->buffers != NPU_BUFFERS_HOST_AND_PACKED;
+  if (is_shared) {
+    each_operand(self, graph, begin, *end, false, npu_show_to_cpu);
+  }
+  const enum ggml_status status =
+      ggml_backend_graph_compute(cpu_of(self), &part);
+  if (is_shared) {
+    each_operand(self, graph, begin, *end, true, npu_take_from_cpu);
+  }
   *end = 0;
   return status;
 }

@@ -121,6 +121,9 @@ static bool device_supports_op(ggml_backend_dev_t dev,
     atomic_store_explicit(&device->shares_graphs, true, memory_order_relaxed);
     return true;
   }
+  if (glue_computes_on_cpu(device, op)) {
+    return true;
+  }
   if (glue_only_device_writes(device, op)) {
     // Such as an optimizer's step on packed weights. If there is no CPU backend
     // either, the graph fails and says so.
@@ -200,6 +203,10 @@ static void *reg_get_proc_address(ggml_backend_reg_t reg, const char *name) {
     memcpy(&address, &fn, sizeof(address));
   } else if (strcmp(name, "ggml_backend_set_n_threads") == 0) {
     const ggml_backend_set_n_threads_t fn = glue_backend_set_n_threads;
+    memcpy(&address, &fn, sizeof(address));
+  } else if (strcmp(name, "ggml_backend_set_abort_callback") == 0) {
+    const ggml_backend_set_abort_callback_t fn =
+        glue_backend_set_abort_callback;
     memcpy(&address, &fn, sizeof(address));
   }
   return address;

@@ -272,7 +272,7 @@ void npu_backend_free(struct npu_backend *backend);
 
 // Computes again a graph that [`npu_backend_compute`] has computed with the same number, and
 // writes an `NPU_STATUS_*`. Returns false, with nothing done, if that is impossible without the
-// nodes.
+// nodes. Each graph begins with this call, by which the graphs of a token are counted.
 //
 // # Safety
 // - `backend` is alive, `status` is valid for writes,

@@ -6,6 +6,7 @@
 //! | [`layout`] | index formulas of the native A, B and C layouts, one table per chip | `ffi` (type names) |
 //! | [`quant`] | scales, block Hadamard transform | - |
 //! | [`pack`] | weights and activations into the native layouts | `layout`, `quant`, `rotation` |
+//! | [`attention`] | softmax between the two products of attention, values into native B | `layout`, `pack` (views of rows) |
 //! | [`calibrate`] | clips for INT4 weights: percentile, squared error, KL divergence | `pack` (views of rows) |
 //! | [`proof`] | sums of a run beside those of the CPU | `layout` |
 //! | [`rotation`] | signs and Hadamard blocks along K, a function of K alone | `quant` |
@@ -14,6 +15,7 @@
 //! | [`node`] | locks on the NPU's node, by which processes share the NPU | - |
 //! | [`sim`] | the stand-in for librknnrt: same C ABI, same rules, computes on the CPU | `ffi`, `layout`, `node`, crate `sim-common` |
 
+pub mod attention;
 pub mod calibrate;
 pub mod ffi;
 pub mod int4;

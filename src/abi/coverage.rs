@@ -1,8 +1,9 @@
 //! The share of a model that a device computes: counted while a token is computed, told once.
 //!
 //! ggml asks about every node of a graph before it computes the graph, and about every weight when
-//! it loads a model. Then it hands over the nodes that the device takes, one list for each stretch
-//! of them between nodes of other devices. Nodes of other devices are never seen here, so the
+//! it loads a model. Then it hands over graphs: one for each stretch of nodes between nodes of
+//! other devices. The device computes the nodes of a graph in one or more lists, because the CPU
+//! computes others in between. Nodes that the device does not compute are never seen here, so the
 //! refused questions stand for them. Nodes of a list that the CPU computes faster are noted as
 //! they are left to it.
 
@@ -36,6 +37,8 @@ struct Seen {
     weights: BTreeMap<String, Refusal>,
     /// `true` if these are the weights of the next model.
     loads_next: bool,
+    /// `true` if a graph has begun of which no node has been seen.
+    begins_graph: bool,
     round: Round,
 }
 
@@ -61,7 +64,8 @@ fn full_name(operation: &Operation) -> String {
 struct Round {
     /// The lists so far. One that comes again begins the next token.
     ids: BTreeSet<ListId>,
-    lists: usize,
+    /// Graphs that ggml handed over.
+    splits: usize,
     nodes: usize,
     /// Rows of the largest product with weights.
     rows: usize,
@@ -116,6 +120,13 @@ impl Coverage {
         });
     }
 
+    /// Notes that ggml has handed over a graph: a split of its own.
+    pub(super) fn begin_graph(&self) {
+        if !self.is_told() {
+            self.with(|seen| seen.begins_graph = true);
+        }
+    }
+
     /// Returns `true` if the line about the model was told.
     pub(super) fn is_told(&self) -> bool {
         self.told.load(Ordering::Relaxed)
@@ -135,6 +146,7 @@ impl Coverage {
                 self.told.store(true, Ordering::Relaxed);
                 return line;
             }
+            seen.count_graph();
             seen.round.ids.insert(id);
             seen.round.see(operation);
             seen.refused(operation.op.name(), &name, FEW_ROWS);
@@ -165,9 +177,9 @@ impl Coverage {
                 self.told.store(true, Ordering::Relaxed);
                 return line;
             }
+            seen.count_graph();
             let round = &mut seen.round;
             round.ids.insert(id);
-            round.lists += 1;
             round.nodes += operations.len();
             operations.for_each(|operation| round.see(operation));
             None
@@ -199,6 +211,11 @@ impl Coverage {
 }
 
 impl Seen {
+    /// Counts the graph at hand once.
+    fn count_graph(&mut self) {
+        self.round.splits += usize::from(std::mem::take(&mut self.begins_graph));
+    }
+
     /// Notes a node of the graph at hand that another device computes.
     fn refused(&mut self, op: &str, name: &str, reason: Refusal) {
         let names = self.nodes.entry((op.to_owned(), reason)).or_default();
@@ -244,11 +261,11 @@ impl Seen {
     }
 
     fn line(&self, device: &str) -> String {
-        let Round { nodes, lists, .. } = self.round;
-        let splits = if lists == 1 { "split" } else { "splits" };
+        let Round { nodes, splits, .. } = self.round;
+        let noun = if splits == 1 { "split" } else { "splits" };
         let refused: usize = self.nodes.values().map(BTreeSet::len).sum();
         let all = nodes + refused;
-        let mut line = format!("{device}: {nodes} of {all} nodes of a token, in {lists} {splits}");
+        let mut line = format!("{device}: {nodes} of {all} nodes of a token, in {splits} {noun}");
         let mut reasons: Vec<_> = self.nodes.iter().collect();
         reasons.sort_by_key(|(_, names)| std::cmp::Reverse(names.len()));
         for ((op, reason), names) in reasons.iter().take(MAX_REASONS) {
@@ -259,7 +276,7 @@ impl Seen {
             let _ = write!(line, "; and {} more reasons", rest + 1);
         }
         // A weight elsewhere that cuts nothing has nothing to explain.
-        let is_cut = refused > 0 || lists > 1;
+        let is_cut = refused > 0 || splits > 1;
         if let Some((name, reason)) = self.weights.first_key_value().filter(|_| is_cut) {
             let count = self.weights.len();
             let _ = write!(line, "; {count} weights elsewhere: {name} ({reason})");
@@ -309,6 +326,7 @@ mod tests {
     }
 
     fn compute(coverage: &Coverage, uid: u64, operations: &[Operation]) -> Option<String> {
+        coverage.begin_graph();
         coverage.computed("HEX0", uid, operations.iter())
     }
 

@@ -418,7 +418,7 @@ pub unsafe extern "C" fn npu_backend_free(backend: *mut NpuBackend) {
 
 /// Computes again a graph that [`npu_backend_compute`] has computed with the same number, and
 /// writes an `NPU_STATUS_*`. Returns false, with nothing done, if that is impossible without the
-/// nodes.
+/// nodes. Each graph begins with this call, by which the graphs of a token are counted.
 ///
 /// # Safety
 /// - `backend` is alive, `status` is valid for writes,
@@ -433,6 +433,7 @@ pub unsafe extern "C" fn npu_backend_replay(
     let Some(backend) = (unsafe { backend.as_ref() }) else {
         return false;
     };
+    backend.coverage.begin_graph();
     let mut known = true;
     let code = backend.guarded("npu_backend_replay", || match backend.stream.replay(uid) {
         Some(Ok(())) => {

@@ -167,6 +167,13 @@ variables! {
         /// Compares weights with the pack's source by sampled pages, or by all of their bytes.
         pack_full: bool = false, |text| one_of(&PACK_VERIFIES, text);
         "GGML_RUST_NPU_PACK_VERIFY", words(&PACK_VERIFIES), default "`sampled`";
+
+        /// Packs weights when they are loaded (`weights`) or, on Hexagon, at each use (`off`). `always` is
+        /// for upstream's tests. It puts everything into packed memory on Hexagon, where operations that are
+        /// not multiplications unpack their operands first. On Rockchip it has the NPU compute what
+        /// the CPU would compute faster: products of operands that are no weights.
+        repack: Repack = Repack::Weights, |text| one_of(&REPACKS, text);
+        "GGML_RUST_NPU_REPACK", words(&REPACKS), default "`weights`";
     }
 
     "Rockchip", "The pages for Rockchip and quantizing explain [rules](rockchip.md#rules), [weights that\n\
@@ -235,12 +242,6 @@ variables! {
         /// clocks that follow the load (`balanced`), or low ones that rise late (`saver`).
         power: Power = Power::Burst, |text| one_of(&POWERS, text);
         "GGML_RUST_NPU_POWER", words(&POWERS), default "`burst`";
-
-        /// Packs weights when they are loaded (`weights`) or at each use (`off`). `always` puts
-        /// everything into packed memory, for upstream's tests: operations that are not
-        /// multiplications unpack their operands first.
-        repack: Repack = Repack::Weights, |text| one_of(&REPACKS, text);
-        "GGML_RUST_NPU_REPACK", words(&REPACKS), default "`weights`";
 
         /// The time without a sign of progress after which the NPU counts as lost. A graph may take
         /// longer, one command may not.

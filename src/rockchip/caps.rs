@@ -114,6 +114,27 @@ impl CallCost {
     }
 }
 
+/// Cost of FLASH_ATTN_EXT besides that of calls.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionCost {
+    /// Operations of ggml's CPU backend in a nanosecond, on all big CPUs.
+    pub cpu_ops_per_ns: f32,
+    /// Time of the CPU's stages between the NPU's products, as a multiple of that of the products.
+    pub stages: f32,
+}
+
+// SOURCE: RK3588. The CPU: Llama-3.2-3B F16 falls from 61.8 tokens/s for 512 tokens to 45.5 for 2,048 (gregordinary), which
+// is attention at 45 to 60 GFLOPS. The stages: 167 to 203 ms beside 54 ms of waiting for products, of which 135 ms are
+// on the cores (unimatrix099, 512 tokens of Gemma-4 E4B). Other chips have no published figures.
+const ATTENTION: AttentionCost = AttentionCost {
+    cpu_ops_per_ns: 60.0,
+    stages: 1.5,
+};
+
+/// Cells of attention that are one dimension of a product come in multiples of this.
+// SOURCE: as K of `rknpu_ops::layout` (32), and as N (32, of one-core chips 16).
+pub const CELLS_ALIGN: usize = 32;
+
 // SOURCE: RK3588, unimatrix099's fork of rk-llama.cpp: rknn_matmul_run 32.9 us, each rknn_mem_sync
 // around it 46-75 us; one core with native layouts 1.8 TOPS INT8, 0.9 TFLOPS FP16, 3.6-3.9 TOPS
 // INT4 (128 x 1024 x 8192); 11.1 GB/s for one core, 26.6 GB/s for three. Other chips have no
@@ -220,6 +241,8 @@ pub struct RkCaps {
     pub int4_fp16: Option<Precision>,
     /// Cost of a call.
     pub cost: CallCost,
+    /// Cost of attention.
+    pub attention: AttentionCost,
     /// The faster CPUs, by the kernel's numbers; none if all are the same.
     pub big_cpus: &'static [usize],
 }
@@ -302,6 +325,7 @@ pub const RK3588: RkCaps = RkCaps {
     int4: Some(Precision::Int4),
     int4_fp16: None,
     cost: THREE_CORES,
+    attention: ATTENTION,
     big_cpus: UPPER_FOUR,
 };
 /// RK3583: an RK3588 with two NPU cores.
@@ -323,6 +347,7 @@ pub const RK3576: RkCaps = RkCaps {
     int4: Some(Precision::Int4Int8),
     int4_fp16: Some(Precision::Int4Fp16),
     cost: TWO_CORES,
+    attention: ATTENTION,
     big_cpus: UPPER_FOUR,
 };
 /// RK3562.
@@ -337,6 +362,7 @@ pub const RK3562: RkCaps = RkCaps {
     int4: None,
     int4_fp16: None,
     cost: ONE_CORE,
+    attention: ATTENTION,
     big_cpus: &[],
 };
 /// RK3566 and RK3568.
@@ -351,6 +377,7 @@ pub const RK3566: RkCaps = RkCaps {
     int4: None,
     int4_fp16: None,
     cost: ONE_CORE,
+    attention: ATTENTION,
     big_cpus: &[],
 };
 

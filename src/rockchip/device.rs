@@ -27,6 +27,8 @@ use rknpu_ops::pack::Rows;
 use task_pool::{Pool, chunks};
 
 use self::activation::{Activations, SharedActivations};
+use self::attention::AttentionState;
+pub use self::attention::{HeadOperands, HeadSizes};
 use self::core::{Core, CoreCall};
 use self::domain::Domains;
 use self::wave::Wave;
@@ -39,6 +41,7 @@ use crate::rockchip::driver::{self, Rknn, Turn};
 use crate::rockchip::layout::WeightLayout;
 
 mod activation;
+mod attention;
 mod core;
 mod domain;
 mod geometry;
@@ -105,12 +108,14 @@ pub struct RkNpu {
 struct NpuState {
     activations: Activations,
     cores: Vec<Core>,
+    attention: AttentionState,
 }
 
 impl NpuState {
     /// Drops what calls can make again.
     fn let_go(&mut self) {
         self.activations.let_go();
+        self.attention.let_go();
         self.cores.iter_mut().for_each(Core::let_go);
     }
 }
@@ -158,6 +163,7 @@ impl RkNpu {
         let state = NpuState {
             activations: Activations::default(),
             cores: cores.collect(),
+            attention: AttentionState::default(),
         };
         Ok(Self {
             caps,
@@ -337,6 +343,16 @@ impl RkNpu {
         spread: Spread,
         proves: bool,
     ) -> Result<Duration> {
+        self.guarded(|turn, state| {
+            w.memory.flush()?;
+            let dst = dst.reborrow();
+            self.run(turn, state, w, act, bucket, graph, dst, spread, proves)
+        })
+    }
+
+    /// Computes in a turn, with what calls keep. An error other than a lack, or than one of this shape, puts the device out
+    /// of use.
+    fn guarded<T>(&self, mut run: impl FnMut(&Turn, &mut NpuState) -> Result<T>) -> Result<T> {
         let turn = self.rknn.turn()?;
         // A panic under the lock is caught at the C border; after it, buffers may hold half a call.
         let Ok(mut state) = self.state.lock() else {
@@ -345,16 +361,11 @@ impl RkNpu {
         if let Some(cause) = self.lost.get() {
             return Err(lost(cause));
         }
-        let mut run = |state: &mut NpuState| {
-            w.memory.flush()?;
-            let dst = dst.reborrow();
-            self.run(&turn, state, w, act, bucket, graph, dst, spread, proves)
-        };
-        let result = match run(&mut state) {
+        let result = match run(&turn, &mut state) {
             // What calls keep is in the way, as in `allocate`. A lack that stays may pass later: this call alone fails.
             Err(error) if error.is_shortage() => {
                 state.let_go();
-                run(&mut state)
+                run(&turn, &mut state)
             }
             other => other,
         };
@@ -395,7 +406,9 @@ impl RkNpu {
             .pack(anchor, &self.threads, layout, act, bucket, shared)?;
         state.activations.written(&dst.addresses());
 
-        let NpuState { activations, cores } = state;
+        let NpuState {
+            activations, cores, ..
+        } = state;
         let call = CoreCall {
             rknn: &self.rknn,
             w,

@@ -127,6 +127,7 @@ pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
         min_m: config.min_m(caps.soc.name())?,
         min_m_narrow: config.min_m_narrow(caps.soc.name())?,
         keep: config.keep,
+        repack: config.repack,
     })
 }
 

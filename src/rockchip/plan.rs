@@ -5,12 +5,15 @@ use rknpu_ops::calibrate::Method;
 
 use super::caps::{self, Precision, RkCaps};
 use super::layout::WeightLayout;
+use crate::config::Repack;
 use crate::config::rules::{Choice, Rules};
-use crate::graph::{Op, Operation, Place, Refusal, Tensor};
+use crate::graph::{Op, Operation, Place, Refusal, Role, Tensor};
 use crate::tensor::DType;
 
+pub use self::attention::Attention;
 pub use self::bucket::{Bucketing, Buckets, M_BUCKET_MAX, MPiece};
 
+mod attention;
 mod bucket;
 
 /// The chip and the user's choices for it.
@@ -29,6 +32,9 @@ pub struct Target {
     /// Keeps the bytes that weights were written with, or does not; `None`: keeps those that the
     /// CPU multiplies with.
     pub keep: Option<bool>,
+    /// The user's choice of when weights are packed. With [`Repack::Always`] the device computes
+    /// whatever it can, also where the CPU is faster.
+    pub repack: Repack,
 }
 
 impl From<&'static RkCaps> for Target {
@@ -40,6 +46,7 @@ impl From<&'static RkCaps> for Target {
             min_m: caps::MIN_M,
             min_m_narrow: caps::MIN_M,
             keep: None,
+            repack: Repack::default(),
         }
     }
 }
@@ -171,12 +178,14 @@ impl Command {
     }
 }
 
-/// Plans a node for a question of ggml's. It also refuses nodes that the device could compute, but
-/// should not.
+/// Answers a question of ggml's. Nodes that the device could compute, but should not, are refused, too.
 ///
 /// # Errors
 /// The reason why the node is not for this device.
-pub fn question(target: &Target, operation: &Operation) -> Result<Command, Refusal> {
+pub fn question(target: &Target, operation: &Operation) -> Result<(), Refusal> {
+    if operation.op == Op::FlashAttnExt {
+        return Attention::new(operation).map(drop);
+    }
     // Weights in plain memory, and computed operands, would have to be quantized and packed at each
     // use: the CPU is faster. Where no memory is known yet, the answer is about the operation as
     // such, which packs at use.
@@ -187,7 +196,7 @@ pub fn question(target: &Target, operation: &Operation) -> Result<Command, Refus
     if !operation.src[0].as_ref().is_some_and(in_place) {
         return Err("weights are not in packed memory");
     }
-    command(target, operation)
+    command(target, operation).map(drop)
 }
 
 /// The fate of a weight's bytes once it is packed.
@@ -219,25 +228,42 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 ///
 /// - Nodes with too few rows, which ggml cannot know, since it gives a node to the device that has
 ///   the weights. The rows of a [`Op::MulMatId`] are its tokens.
-/// - Nodes that the device does not compute. ggml's RPC server gives it such nodes, because it asks
-///   no device what it supports, and so does its device for `-sm tensor`, which hands nothing to
-///   the CPU.
+/// - Nodes that the device does not compute. The device claims those, too, so that ggml cuts no
+///   graph around them.
+/// - Products with operands that would have to be packed at each use, unless they may be weights. Slices of weights
+///   ([`Place::Unknown`]) are.
+/// - Attention of few queries or cells, by the cost table.
 #[must_use]
 pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     let [Some(weights), Some(act), ..] = &operation.src else {
         return true;
     };
+    let always = target.repack == Repack::Always;
+    if operation.op == Op::FlashAttnExt {
+        let pays = |plan: Attention| always || plan.pays(target.caps);
+        return !Attention::new(operation).is_ok_and(pays);
+    }
     let [_, rows, tokens, _] = act.shape.ne;
     let m = match operation.op {
         Op::MulMat => rows,
         Op::MulMatId => tokens,
         _ => return true,
     };
-    if weights.place == Place::Host && command(target, operation).is_err() {
+    // ggml's RPC server does not say which of its buffers hold weights.
+    let may_be_weights =
+        weights.role == Role::State && matches!(weights.dtype, DType::Quantized { .. });
+    let packs_at_use = match weights.place {
+        Place::Host => always || may_be_weights,
+        Place::Unknown => true,
+        Place::Packed | Place::Device | Place::Foreign => false,
+    };
+    if weights.place == Place::Host && !packs_at_use
+        || packs_at_use && command(target, operation).is_err()
+    {
         return true;
     }
     m < target.min_m.max(target.min_m_narrow)
-        && matches!(weights.place, Place::Packed | Place::Host)
+        && matches!(weights.place, Place::Packed | Place::Host | Place::Unknown)
         && m < target.min_m(weights)
 }
 

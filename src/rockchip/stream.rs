@@ -17,9 +17,11 @@ use super::plan::{self, Bucketing, Command, MulMat, MulMatId};
 use super::{RkBuffer, RkDevice};
 use crate::backend::{GraphError, Node, Stream};
 use crate::error::{Error, Result};
-use crate::graph::{Operation, Tensor};
+use crate::graph::{Op, Operation, Tensor};
 use crate::host_memory::{Region, RegionMut};
 use crate::timeline::{GraphEvents, OperationTimes, Part, Track};
+
+mod attention;
 
 /// A stream of graphs on the Rockchip NPU, which computes each node as it comes.
 #[derive(Debug)]
@@ -204,6 +206,9 @@ impl RkDevice {
         }
         if !node.out.is_aligned() {
             return Err(refused("the result's address is not a multiple of 4"));
+        }
+        if operation.op == Op::FlashAttnExt {
+            return self.attention(node);
         }
         let src0 = operand(operation, 0)?;
         let found = contents.as_ref().and_then(|contents| contents.find(&src0));

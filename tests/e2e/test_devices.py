@@ -53,6 +53,10 @@ class Devices(Case):
                 self.assertEqual(len(told), 1, log)
                 self.assertRegex(told[0], rf"ggml-rust-npu: {device_of(chip)}: \d+ of \d+ nodes of a token, in \d+ split")
 
+    def test_a_token_is_one_split_without_an_option(self):
+        self.assert_one_split(device_env(), DEVICE)
+        self.assert_one_split(device_env(), DEVICE, "-ctk", "q8_0", "-ctv", "q4_0")
+
     def test_nothing_of_ours_runs_without_it(self):
         self.assertEqual(self.complete("The sea is", 4, cpu_env(), "-v").ours(), [])
 

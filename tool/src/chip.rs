@@ -177,7 +177,8 @@ impl Chip {
         };
         match self {
             Self::Rockchip(target) => {
-                let command = rockchip::plan::question(target, &operation)?;
+                rockchip::plan::question(target, &operation)?;
+                let command = rockchip::plan::command(target, &operation)?;
                 Ok(Form::Rockchip(*command.weights(), target.calibration))
             }
             Self::Hexagon(caps) => {

@@ -69,6 +69,11 @@ impl Core {
         }
     }
 
+    /// Returns the mask of this core, if the chip has several.
+    pub(super) fn mask(&self) -> Option<CoreMask> {
+        self.mask
+    }
+
     /// Drops what can be made again.
     pub(super) fn let_go(&mut self) {
         self.contexts.clear();

@@ -67,6 +67,18 @@ impl Domains {
         Arc::clone(&self.lock()[0].anchor)
     }
 
+    /// Returns the context that owns the first address space, begun if none is.
+    ///
+    /// # Errors
+    /// As for contexts.
+    pub(super) fn anchor(&self) -> Result<Arc<Context>> {
+        let mut begun = self.lock();
+        if begun.is_empty() {
+            begun.push(begin(&self.rknn, 0)?);
+        }
+        Ok(Arc::clone(&begun[0].anchor))
+    }
+
     /// Uses at most `limit` address spaces.
     pub(super) fn limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);

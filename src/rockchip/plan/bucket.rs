@@ -55,8 +55,15 @@ impl Buckets {
         }
     }
 
+    /// Returns the largest M.
+    #[must_use]
+    pub fn largest(self) -> usize {
+        self.at_most(M_BUCKET_MAX).unwrap_or(M_BUCKET_MAX)
+    }
+
     /// Returns the smallest M that takes `rows`.
-    fn at_least(self, rows: usize) -> Option<usize> {
+    #[must_use]
+    pub fn at_least(self, rows: usize) -> Option<usize> {
         (0..=M_BUCKET_MAX.ilog2())
             .map(|log| 1 << log)
             .find(|bucket| *bucket >= rows && self.contain(*bucket))
@@ -159,7 +166,7 @@ impl Bucketing {
     /// remainder (72 = 64 + 8).
     pub fn pieces(self, m: usize) -> impl Iterator<Item = MPiece> {
         let mut first = 0;
-        let largest = self.buckets.at_most(M_BUCKET_MAX).unwrap_or(M_BUCKET_MAX);
+        let largest = self.buckets.largest();
         std::iter::from_fn(move || {
             let left = m - first;
             if left == 0 {

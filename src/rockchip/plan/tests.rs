@@ -47,18 +47,16 @@ fn few_rows_are_left_to_the_cpu_where_it_can_read_the_weights() {
             let ids = host(DType::I32, [2, m, 1, 1]);
             prefers_cpu(Op::MulMatId, [32, 2, m, 1], &[weights(place), act, ids])
         };
-        for place in [Place::Packed, Place::Host] {
-            assert_eq!(planes(place), left, "{min_m} {m}");
-            assert_eq!(tokens(place), left, "{min_m} {m}");
-        }
+        assert_eq!(planes(Place::Packed), left, "{min_m} {m}");
+        assert_eq!(tokens(Place::Packed), left, "{min_m} {m}");
         assert!(!planes(Place::Foreign));
     }
 }
 
-/// ggml's RPC server gives a device every node, whatever it supports.
 #[test]
 fn nodes_that_the_device_does_not_compute_are_left_to_the_cpu() {
-    let target = Target::from(&caps::RK3588);
+    let mut target = Target::from(&caps::RK3588);
+    target.repack = Repack::Always;
     let tensor = |dtype, ne| contiguous(Place::Host, dtype, ne);
     let left = |op, weights: &[Tensor<'static>]| {
         let operation = Operation {
@@ -78,6 +76,25 @@ fn nodes_that_the_device_does_not_compute_are_left_to_the_cpu() {
     assert!(left(Op::MulMat, &[indices, act]));
     let numbers = tensor(DType::I32, [64, 4, 1, 1]);
     assert!(left(Op::MulMat, &[weights, numbers]), "activations");
+}
+
+#[test]
+fn operands_that_would_be_packed_at_each_use_are_left_to_the_cpu() {
+    let mut target = Target::from(&caps::RK3588);
+    let tensor = |dtype, ne| contiguous(Place::Host, dtype, ne);
+    let act = tensor(DType::F32, [64, 512, 1, 1]);
+    let operation = Operation {
+        op: Op::MulMat,
+        params: [0; PARAMS],
+        dst: tensor(DType::F32, [32, 512, 1, 1]),
+        src: sources(&[tensor(DType::F16, [64, 32, 1, 1]), act]),
+    };
+    assert!(prefers_cpu(&target, &operation));
+    let mut of_slices = operation;
+    of_slices.src[0].as_mut().unwrap().place = Place::Unknown;
+    assert!(!prefers_cpu(&target, &of_slices));
+    target.repack = Repack::Always;
+    assert!(!prefers_cpu(&target, &operation));
 }
 
 #[test]
