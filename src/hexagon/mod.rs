@@ -9,8 +9,7 @@
 //! | [`device`] | the NPU: a session, its command ring and its address space |
 //! | [`discovery`] | whether there is one |
 //! | [`driver`] | libcdsprpc, or its stand-in, behind safe calls |
-//! | [`rates`] | how fast it is, for the choice between kernels |
-//! | [`selftest`] | small graphs that an NPU must compute right before it is offered |
+//! | [`selftest`] | small graphs that an NPU must compute right before it is offered, and how fast it is |
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -25,7 +24,8 @@ use self::caps::{HexCaps, HexRates};
 use self::device::{DeviceBuffer as Memory, Domain, Floats, HexNpu, Serving, SessionOptions};
 use self::driver::FastRpc;
 use self::layout::{Conversion, WeightLayout};
-use self::rates::kept;
+use self::selftest::rates;
+use self::selftest::rates::kept;
 use self::stream::trace::Trace;
 use crate::backend::{Buffer, Buffers, Device, Limit, Share, Stream};
 use crate::config::{ActivationBits, Repack};
@@ -45,7 +45,6 @@ pub mod driver;
 pub mod layout;
 pub mod pack;
 pub mod plan;
-pub mod rates;
 pub mod selftest;
 pub mod stream;
 

@@ -8,6 +8,7 @@ use crate::hexagon::device::HexNpu;
 
 mod family;
 mod product;
+pub mod rates;
 mod sheet;
 mod weights;
 

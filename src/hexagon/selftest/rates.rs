@@ -16,11 +16,11 @@ use hexagon_ops::layout::{TILE_DIM, WeightType};
 use hexagon_ops::ops::matmul::Dots;
 use hexagon_ops::wire::Power;
 
-use super::caps::{self, HexRates};
-use super::device::HexNpu;
-use super::plan::cost;
-use super::selftest::OneBufferProduct;
+use super::OneBufferProduct;
 use crate::error::Result;
+use crate::hexagon::caps::{self, HexRates};
+use crate::hexagon::device::HexNpu;
+use crate::hexagon::plan::cost;
 
 pub mod kept;
 
