@@ -130,8 +130,8 @@ pub fn packets_of_dots(arch: u32, weight: WeightType, rows: usize) -> f64 {
 /// dequantizing, and dot products do not: for activations, the unit and results.
 ///
 /// SOURCE: hexagon-ops/tests/packets.txt, `whole_mul_mat_q4_0_m4` less `dequantize_q4_0`, less the same
-/// difference of `whole_mul_mat_q4_0_m2` and `gemv_1x2_q4_0`: 5.15 on v73, 5.30 on v79.
-const PACKETS_BESIDE_TILE: f64 = 5.25;
+/// difference of `whole_mul_mat_q4_0_m2` and `gemv_1x2_q4_0`: 5.12 on v73, 5.27 on v79.
+const PACKETS_BESIDE_TILE: f64 = 5.2;
 
 /// Returns the products that dot products compute with this type of weights on `threads` threads:
 /// those for which they take fewer packets than tiles on the matrix unit.
