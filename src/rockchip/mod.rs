@@ -14,7 +14,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
 use self::device::{NAME, RkNpu};
@@ -22,7 +22,7 @@ use self::driver::Rknn;
 use self::plan::Target;
 use crate::backend::{Buffer, Buffers, Device, Limit, Share, Stream};
 use crate::error::Result;
-use crate::graph::{Operation, Refusal, Tensor};
+use crate::graph::{Op, Operation, Refusal, Tensor};
 use crate::packfile::Packs;
 use crate::timeline::{DeviceTracks, Timeline};
 
@@ -48,6 +48,8 @@ pub struct RkDevice {
     /// The M that calls may have.
     passed: selftest::Passed,
     rows: Mutex<stream::RowScratch>,
+    /// Attention is the CPU's, because there was no room for it once, or the library refused a shape.
+    attention_left: AtomicBool,
     /// Number of the next graph.
     submissions: AtomicU64,
     packs: OnceLock<Arc<Packs>>,
@@ -89,6 +91,7 @@ impl RkDevice {
             target,
             passed: selftest::Passed::default(),
             rows: Mutex::default(),
+            attention_left: AtomicBool::new(false),
             submissions: AtomicU64::new(0),
             packs: OnceLock::new(),
             tracks: None,
@@ -192,6 +195,7 @@ impl Device for RkDevice {
 
     fn prefers_cpu(&self, operation: &Operation) -> bool {
         plan::prefers_cpu(&self.target, operation)
+            || operation.op == Op::FlashAttnExt && !self.has_room_for(operation)
     }
 
     fn use_packs(&self, packs: Arc<Packs>) {

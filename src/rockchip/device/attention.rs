@@ -174,6 +174,33 @@ impl RkNpu {
         out: &mut [f32],
     ) -> Result<Duration> {
         assert_eq!(out.len(), sizes.rows * sizes.dv, "rows of the result");
+        self.with_call(sizes, |call, state| call.run(state, ranges, operands, out))
+    }
+
+    /// Makes what [`Self::attend`] needs for ranges of as many cells, so that it is known whether there is room and the library
+    /// takes the shapes.
+    ///
+    /// # Errors
+    /// As for [`Self::attend`].
+    pub fn prepare_attention(
+        &self,
+        sizes: HeadSizes,
+        padded: impl Iterator<Item = usize> + Clone,
+    ) -> Result<()> {
+        self.with_call(sizes, |call, state| {
+            for cells in padded.clone() {
+                let shape = call.shape(cells);
+                state.sets.get_or_make(shape, || call.make(shape))?;
+            }
+            Ok(())
+        })
+    }
+
+    fn with_call<T>(
+        &self,
+        sizes: HeadSizes,
+        mut run: impl FnMut(&Call, &mut AttentionState) -> Result<T>,
+    ) -> Result<T> {
         self.guarded(|turn, state| {
             let anchor = self.domains.anchor()?;
             let cores = if self.one_core.load(Ordering::Relaxed) {
@@ -197,7 +224,7 @@ impl RkNpu {
                 proves: self.proves.load(Ordering::Relaxed),
                 sizes,
             };
-            call.run(&mut state.attention, ranges, operands, out)
+            run(&call, &mut state.attention)
         })
     }
 }

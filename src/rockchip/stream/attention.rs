@@ -1,17 +1,18 @@
 //! FLASH_ATTN_EXT: walks sequences and heads of keys and values, and finds the rows of each.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use half::{bf16, f16};
 
 use super::{CallTimes, memory, operand, refused};
 use crate::backend::Node;
-use crate::error::Result;
-use crate::graph::Tensor;
+use crate::error::{Error, Result};
+use crate::graph::{Operation, Tensor};
 use crate::host_memory::Region;
 use crate::rockchip::RkDevice;
 use crate::rockchip::caps::Precision;
-use crate::rockchip::device::{HeadOperands, HeadSizes};
+use crate::rockchip::device::{HeadOperands, HeadSizes, NAME};
 use crate::rockchip::plan::Attention;
 use crate::tensor::DType;
 
@@ -144,6 +145,46 @@ impl HeadOperands for Head<'_> {
 }
 
 impl RkDevice {
+    fn sizes(&self, plan: &Attention) -> HeadSizes {
+        let buckets = self.passed.buckets(Precision::Fp16);
+        HeadSizes {
+            dk: plan.head[0],
+            dv: plan.head[1],
+            rows: plan.rows(),
+            bucket: plan.bucket(self.target.caps, buckets),
+            scaling: plan.scaling,
+        }
+    }
+
+    /// Returns `true` if attention that is faster on the NPU can be computed there. What it needs is made now, because the CPU
+    /// computes what has no room, or what the library does not take.
+    pub(in crate::rockchip) fn has_room_for(&self, operation: &Operation) -> bool {
+        let Ok(plan) = Attention::new(operation) else {
+            return false;
+        };
+        if self.attention_left.load(Ordering::Relaxed) {
+            return false;
+        }
+        let ranges = Attention::ranges(0..plan.cells);
+        let padded = ranges.iter().map(|(_, padded)| *padded);
+        let made = self.npu.prepare_attention(self.sizes(&plan), padded);
+        match made {
+            Err(error) if error.is_shortage() || error.is_of_shape() => {
+                self.leave_attention(&error);
+                false
+            }
+            // Another error shows when the node is computed.
+            _ => true,
+        }
+    }
+
+    /// Leaves attention to the CPU from now on.
+    fn leave_attention(&self, error: &Error) {
+        if !self.attention_left.swap(true, Ordering::Relaxed) {
+            log::warn!("{NAME}: attention is left to the CPU: {error}");
+        }
+    }
+
     /// Computes FLASH_ATTN_EXT. Returns the time of its calls.
     pub(super) fn attention(&self, node: &mut Node) -> Result<CallTimes> {
         let Node { operation, out, .. } = node;
@@ -154,14 +195,7 @@ impl RkDevice {
         if mask.is_some_and(|mask| !mask.region.bytes(0, 0).as_ptr().cast::<f16>().is_aligned()) {
             return Err(refused("the mask's address is not a multiple of 2"));
         }
-        let buckets = self.passed.buckets(Precision::Fp16);
-        let sizes = HeadSizes {
-            dk: plan.head[0],
-            dv: plan.head[1],
-            rows: plan.rows(),
-            bucket: plan.bucket(self.target.caps, buckets),
-            scaling: plan.scaling,
-        };
+        let sizes = self.sizes(&plan);
         let mut result = vec![0.0; sizes.rows * sizes.dv];
         let mut times = CallTimes::default();
         let per_sequence = plan.sequences[0] / plan.sequences[1];
@@ -178,7 +212,12 @@ impl RkDevice {
                     at: [head, sequence, sequence / per_sequence],
                 };
                 let ranges = Attention::ranges(operands.visible());
-                let ran = (self.npu).attend(sizes, &ranges, &operands, &mut result)?;
+                let ran = (self.npu).attend(sizes, &ranges, &operands, &mut result);
+                let ran = ran.inspect_err(|error| {
+                    if error.is_shortage() || error.is_of_shape() {
+                        self.leave_attention(error);
+                    }
+                })?;
                 times.add(ran, [0.0; 3], 0);
                 for (row, values) in result.chunks_exact(sizes.dv).enumerate() {
                     let (query, head) = operands.place(row);

@@ -4,6 +4,7 @@ use rknpu_ops::sim;
 use test_kit::Numbers;
 
 use super::*;
+use crate::backend::Device;
 use crate::graph::{Op, Operation, PARAMS, Place, Role, sources};
 use crate::host_memory::RegionMut;
 use crate::reference::{self, Heads};
@@ -86,13 +87,21 @@ impl Case {
 
     fn compute(&self, device: &RkDevice) -> Vec<f32> {
         let Heads {
+            d, heads, queries, ..
+        } = self.sizes;
+        let mut out = vec![f32::NAN; queries * heads * d];
+        device.compute(&mut self.node(&mut out), 0).unwrap();
+        out
+    }
+
+    fn node<'a>(&'a self, out: &'a mut [f32]) -> Node<'a> {
+        let Heads {
             d,
             heads,
             shared,
             queries,
             positions: cells,
         } = self.sizes;
-        let mut out = vec![f32::NAN; queries * heads * d];
         let cache = [d, cells, heads / shared, 1];
         let mut params = [0; PARAMS];
         params[0] = (1.0 / (d as f32).sqrt()).to_bits().cast_signed();
@@ -114,20 +123,18 @@ impl Case {
                 bytemuck::cast_slice(&self.mask),
             ),
         ]);
-        let mut node = Node {
+        Node {
             operation: Operation {
                 op: Op::FlashAttnExt,
                 params,
                 dst,
                 src,
             },
-            out: RegionMut::from(&mut out[..]),
+            out: RegionMut::from(out),
             feeds_next: false,
             dst: None,
             src: [None; crate::graph::MAX_SOURCES],
-        };
-        device.compute(&mut node, 0).unwrap();
-        out
+        }
     }
 
     fn reference(&self) -> Vec<f64> {
@@ -135,6 +142,39 @@ impl Case {
         let (k, v, mask) = (floats(&self.k), floats(&self.v), floats(&self.mask));
         reference::attention(&self.q, &k, &v, &mask, self.sizes)
     }
+}
+
+#[test]
+fn attention_that_the_library_refuses_is_the_cpus_from_then_on() {
+    let case = Case::new(Heads {
+        d: 64,
+        heads: 4,
+        shared: 2,
+        queries: 512,
+        positions: 2100,
+    });
+    let mut out = vec![0.0; 512 * 4 * 64];
+    let node = case.node(&mut out);
+    assert!(
+        !device(&caps::RK3588).prefers_cpu(&node.operation),
+        "it pays"
+    );
+    let open = |refused: &str| {
+        let mut options = sim::Options::new(caps::RK3588.soc);
+        let fault = format!("rknn_matmul_create:{refused}=-1");
+        options.faults = sim::parse_faults(&fault).unwrap();
+        RkDevice::untested(Rknn::simulate(options).unwrap(), &caps::RK3588)
+    };
+    // The first context that is made after the device was opened.
+    let first = (1..100).find(|n| open(&n.to_string()).is_ok()).unwrap();
+    for refused in first..first + 4 {
+        // A second attempt is made when what is kept has been let go.
+        let device = open(&refused.to_string()).unwrap();
+        assert!(!device.prefers_cpu(&node.operation), "{refused}");
+    }
+    let device = open(&format!("{}+", first + 2)).unwrap();
+    assert!(device.prefers_cpu(&node.operation));
+    assert!(device.prefers_cpu(&node.operation));
 }
 
 /// The squared error of scores in FP16 is far below upstream's limit of 5e-4.
