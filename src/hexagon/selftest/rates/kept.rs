@@ -13,7 +13,7 @@ use hexagon_ops::wire::Power;
 
 use crate::hexagon::caps::HexRates;
 
-/// What rates belong to: a session with other threads or other clocks has others.
+/// The owner of rates: a session with other threads or other clocks has others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key(String);
 
