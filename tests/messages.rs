@@ -17,6 +17,7 @@ const FOLDERS: [&str; 7] = [
 ];
 
 /// Texts: quotes show where one ends, and what it has in it that a terminal obeys is escaped.
+const RECORD: &str = "a record of graphs, which a script reads";
 const TEXT: &str = "text in quotes";
 /// Such as a shape: numbers in brackets.
 const NUMBERS: &str = "a list of numbers";
@@ -35,6 +36,9 @@ const SHOWN: &[(&str, &str, &str)] = &[
     ("src/gguf/parse.rs", "magic", NUMBERS),
     ("src/gguf/parse.rs", "name", TEXT),
     ("src/gguf/parse.rs", "ne", NUMBERS),
+    ("src/hexagon/stream/record.rs", "", RECORD),
+    ("src/hexagon/stream/record.rs", "dtype", RECORD),
+    ("src/hexagon/stream/record.rs", "format", RECORD),
     (
         "src/gguf/write.rs",
         "",

@@ -283,11 +283,10 @@ impl HexDevice {
     /// Returns the threads for which kernels are chosen. Those of a stand-in are the user's choice for this
     /// machine's CPU; its results are a chip's, however many there are.
     fn vector_threads(&self) -> u32 {
-        let threads = self.npu.info().threads;
         if self.npu.is_simulated() {
-            threads.max(caps::VECTOR_UNITS)
+            caps::VECTOR_UNITS
         } else {
-            threads
+            self.npu.info().threads
         }
     }
 

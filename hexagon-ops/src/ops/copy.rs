@@ -114,7 +114,9 @@ pub fn get_rows(
     check_indices(&ids, s[1])?;
     let packets = || row_packets(n[0], MOVE);
     let dense = [&dst.shape, &view.shape].map(Shape::has_dense_rows) == [true; 2];
-    if dst.shape.dtype == view.shape.dtype && dense && n[1..] != [1; 3] {
+    // Columns of few rows are shared out.
+    let has_many = n[1] * n[2] * n[3] > engine.threads();
+    if dst.shape.dtype == view.shape.dtype && dense && has_many {
         dst.for_parts(engine, packets, |part| {
             part.for_each_run(|run| take_named(run, &view, &ids));
         });
@@ -262,8 +264,8 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     }
     let (d, s) = (dst.shape, view.shape);
     let packets = || row_packets(d.ne[0], MOVE);
-    // Columns of a single row are shared out.
-    if d.ne == s.ne && d.ne[1..] != [1; 3] {
+    // Columns of few rows are shared out.
+    if d.ne == s.ne && d.ne[1] * d.ne[2] * d.ne[3] > engine.threads() {
         let columns = Columns {
             to: 0,
             from: 0,

@@ -2,7 +2,7 @@
 //! [`crate::ops::run`].
 //!
 //! Cache operations of GET_ROWS and SET_ROWS touch only the rows that are named, because a table of
-//! embeddings or a cache of keys is larger than the data cache.
+//! embeddings or a cache of keys is larger than the data cache. A table as long as the rows that are named is read as a whole.
 
 use core::ops::Range;
 

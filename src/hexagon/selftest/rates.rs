@@ -34,35 +34,40 @@ const TIMES: usize = 5;
 /// Packets of a thread in a microsecond, or bytes in a nanosecond: rates beyond these are no measurement, not even of an emulator.
 const PLAUSIBLE: RangeInclusive<f64> = 0.001..=100_000.0;
 
-/// Returns the rates of a device that are kept in `file`, or measures them and keeps them there; those of
-/// [`caps::FITTED`] if neither can be. `name` is the device's in log lines.
+/// Returns the rates of a device that are kept in `file`, or measures them and keeps them there. Without a file, those of
+/// [`caps::FITTED`]: with rates that are measured at each start, the same question could have another answer each time. `name`
+/// is the device's in log lines.
 ///
 /// # Errors
-/// As [`measure`], but for a shortage.
+/// As [`measure`], if it puts the device out of use.
 pub fn of(npu: &HexNpu, name: &str, power: Power, file: Option<&Path>) -> Result<HexRates> {
     let key = kept::Key::new(npu.caps().name, npu.info().threads, power);
-    if let Some(rates) = file.and_then(|file| kept::read(file, &key, caps::FITTED)) {
+    let Some(file) = file else {
+        return Ok(caps::FITTED);
+    };
+    if let Some(rates) = kept::read(file, &key, caps::FITTED) {
         return Ok(rates);
     }
-    let measured = match measure(npu) {
-        Err(error) if !error.is_shortage() => return Err(error),
-        measured => measured.ok().flatten(),
-    };
-    let Some(rates) = measured else {
-        log::warn!("{name}: its speed could not be measured");
-        return Ok(caps::FITTED);
+    let rates = match measure(npu) {
+        Ok(Some(rates)) => rates,
+        Err(error) if npu.is_lost() => return Err(error),
+        Ok(None) | Err(_) => {
+            log::warn!("{name}: its speed could not be measured");
+            return Ok(caps::FITTED);
+        }
     };
     log::debug!(
         "{name}: {:.0} packets/us of each vector thread, {:.1} GB/s",
         rates.packets_per_us,
         rates.dma_gb_per_s
     );
-    if let Some(file) = file
-        && let Err(error) = kept::write(file, &key, &rates)
-    {
-        log::debug!("{name}: {}: {error}", file.display());
+    match kept::write(file, &key, &rates) {
+        Ok(()) => Ok(rates),
+        Err(error) => {
+            log::debug!("{name}: {}: {error}", file.display());
+            Ok(caps::FITTED)
+        }
     }
-    Ok(rates)
 }
 
 /// Measures the rates of memory and of the vector threads. The matrix unit's is that of the chip table.
@@ -174,5 +179,17 @@ mod tests {
         };
         assert_eq!(bits("packets_per_us=450 gb_per_s=45"), Dots::TwoDigits);
         assert_eq!(bits("packets_per_us=300 gb_per_s=45"), Dots::TwoRows);
+    }
+
+    #[test]
+    fn rates_that_cannot_be_kept_are_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let npu = npu(Duration::from_millis(1));
+        let of = |file| of(&npu, "HEX0", Power::Burst, file).unwrap();
+        assert_eq!(of(None), caps::FITTED);
+        // A file is where a folder would have to be.
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(of(Some(&file.join("rates"))), caps::FITTED);
     }
 }

@@ -152,8 +152,8 @@ fn add_open(lines: &mut Lines, device: &HexDevice) {
                 format!("{bytes:.2} G bytes of weights a second"),
             );
         }
-        Ok(None) => lines.add("rate.packets", "none (the DSP's clock did not move)"),
-        Err(error) => lines.add("rate.packets", format!("none ({error})")),
+        Ok(None) => add_no_rates(lines, "the DSP's clock did not move"),
+        Err(error) => add_no_rates(lines, &error.to_string()),
     }
     lines.add("rate.gather", format!("none ({NO_GATHER})"));
     for (key, measure) in RATES {
@@ -161,6 +161,12 @@ fn add_open(lines: &mut Lines, device: &HexDevice) {
             Ok(value) => lines.add_measured(&format!("rate.{key}"), value),
             Err(error) => lines.add(&format!("rate.{key}"), format!("none ({error})")),
         }
+    }
+}
+
+fn add_no_rates(lines: &mut Lines, reason: &str) {
+    for key in ["rate.packets", "rate.memory"] {
+        lines.add(key, format!("none ({reason})"));
     }
 }
 

@@ -155,7 +155,7 @@ impl Run<'_> {
             && from + count <= view.shape.ne[0]
             && at[0] + rows.len() <= view.shape.ne[1]
             && rows.end <= self.count;
-        if !inside || rows.is_empty() {
+        if !inside || rows.is_empty() || count == 0 {
             return;
         }
         let from = view.tail(view.shape.row(at) + bytes(from));
