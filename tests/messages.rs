@@ -17,10 +17,11 @@ const FOLDERS: [&str; 7] = [
 ];
 
 /// Texts: quotes show where one ends, and what it has in it that a terminal obeys is escaped.
-const RECORD: &str = "a record of graphs, which a script reads";
 const TEXT: &str = "text in quotes";
 /// Such as a shape: numbers in brackets.
 const NUMBERS: &str = "a list of numbers";
+/// No message.
+const RECORD: &str = "a record of graphs, which a script reads";
 
 /// Placeholders that may: the file, the name in the placeholder (or nothing), and what it is.
 const SHOWN: &[(&str, &str, &str)] = &[
