@@ -36,6 +36,15 @@ use crate::hvx::{
 
 /// 1.5 · 2^23. Adding it rounds to a whole number, which is then in the low bits of the sum.
 const ROUNDER: f32 = 12_582_912.0;
+/// Coefficients of 2^f, highest power first.
+const POWER_OF_TWO: [f32; 6] = [
+    1.327_647_2e-3,
+    9.675_542e-3,
+    5.550_713e-2,
+    2.402_212e-1,
+    6.931_469_4e-1,
+    1.0,
+];
 /// All bits but the sign.
 const MAGNITUDE: i32 = 0x7fff_ffff;
 /// The sign.
@@ -150,18 +159,7 @@ pub fn exp_below_one(x: Vector) -> Vector {
     let biased = add_f32(bounded, splat_f32(ROUNDER));
     let n = hvx::unbias(biased, ROUNDER);
     // 2^f for |f| <= 1/2, to 7.5e-8.
-    let p = polynomial(
-        Accumulator::difference(bounded, n),
-        x,
-        [
-            1.327_647_2e-3,
-            9.675_542e-3,
-            5.550_713e-2,
-            2.402_212e-1,
-            6.931_469_4e-1,
-            1.0,
-        ],
-    );
+    let p = polynomial(Accumulator::difference(bounded, n), x, POWER_OF_TWO);
     // An exponent below that of subnormal numbers makes a negative whole number.
     hvx::max_w(add_w(p.to_f32(), shl_w(biased, 23)), splat_w(0))
 }
@@ -261,18 +259,21 @@ fn logistic(y: Vector) -> Vector {
     let bounded = min_f32(max_f32(y, splat_f32(-126.0)), splat_f32(125.0));
     let biased = add_f32(bounded, splat_f32(ROUNDER));
     let n = hvx::unbias(biased, ROUNDER);
-    // 2^f for |f| <= 1/2, to 2.6e-6.
-    let p = polynomial(
-        Accumulator::difference(bounded, n),
-        y,
-        [
+    let f = Accumulator::difference(bounded, n);
+    let p = if hvx::HAS_IEEE {
+        // 2^f for |f| <= 1/2, to 2.6e-6.
+        let coefficients = [
             9.570_102e-3,
             5.591_786_3e-2,
             2.402_474_4e-1,
             6.931_218e-1,
             9.999_993e-1,
-        ],
-    );
+        ];
+        polynomial(f, y, coefficients)
+    } else {
+        // V73's qf32 rounds to even numbers only, and |f| is up to 1: to 1.5e-4 there, 7.5e-8 up to 1/2.
+        polynomial(f, y, POWER_OF_TWO)
+    };
     let power = add_w(p.to_f32(), shl_w(biased, 23));
     let minus = sub_f32(splat_f32(-1.0), power);
     // The estimate of the inverse is up to 5.3 % off. The first Newton step has a factor above 2, which leaves errors of
