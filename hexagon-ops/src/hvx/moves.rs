@@ -59,18 +59,24 @@ pub fn move_rows(to: &mut [u8], from: &[u8], rows: Moved) {
         true => bytes / LINE_BYTES,
         false => 0,
     };
-    let by_lines = match (is_aligned, lines) {
-        (true, 1) => by_lines::<true, 1>,
-        (true, 2) => by_lines::<true, 2>,
-        (true, 3) => by_lines::<true, 3>,
-        (true, 4) => by_lines::<true, 4>,
-        (true, _) => by_lines::<true, 0>,
-        (false, 1) => by_lines::<false, 1>,
-        (false, 2) => by_lines::<false, 2>,
-        (false, _) => by_lines::<false, 0>,
-    };
-    // SAFETY: `is_inside` says that the last row, and so each one, ends inside both; alignment and lines are those of the rows.
-    unsafe { by_lines(to.as_mut_ptr(), from.as_ptr(), rows) };
+    // Not by a pointer to the function: a library for the DSP has no calls whose stack cannot be reckoned.
+    macro_rules! by {
+        ($is_aligned:literal, $lines:literal) => {
+            // SAFETY: `is_inside` says that the last row, and so each one, ends inside both; alignment and lines are those of
+            // the rows.
+            unsafe { by_lines::<$is_aligned, $lines>(to.as_mut_ptr(), from.as_ptr(), rows) }
+        };
+    }
+    match (is_aligned, lines) {
+        (true, 1) => by!(true, 1),
+        (true, 2) => by!(true, 2),
+        (true, 3) => by!(true, 3),
+        (true, 4) => by!(true, 4),
+        (true, _) => by!(true, 0),
+        (false, 1) => by!(false, 1),
+        (false, 2) => by!(false, 2),
+        (false, _) => by!(false, 0),
+    }
 }
 
 /// Moves rows of at least a line.

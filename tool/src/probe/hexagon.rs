@@ -8,7 +8,7 @@ use ggml_rust_npu::error::{Error, Result};
 use ggml_rust_npu::hexagon::HexDevice;
 use ggml_rust_npu::hexagon::device::{Batch, DeviceBuffer, HexNpu};
 use ggml_rust_npu::hexagon::discovery::SessionPlan;
-use ggml_rust_npu::hexagon::selftest::{FAMILIES, OneBufferProduct, rates};
+use ggml_rust_npu::hexagon::selftest::{FAMILIES, OneBufferProduct};
 use hexagon_ops::ffi::{arch_of, attribute, describe};
 use hexagon_ops::layout::{LINE_BYTES, WeightType};
 use hexagon_ops::wire::{self, Command, SOURCES, TYPE_F16, TYPE_F32, Tensor, TensorOp, VOTES};
@@ -140,33 +140,12 @@ fn add_open(lines: &mut Lines, device: &HexDevice) {
         }
     }
     add_times(lines, npu);
-    match rates::measure(npu) {
-        Ok(Some(rates)) => {
-            let (packets, bytes) = (rates.packets_per_us, rates.dma_gb_per_s);
-            lines.add_measured(
-                "rate.packets",
-                format!("{packets:.0} packets/us of each vector thread"),
-            );
-            lines.add_measured(
-                "rate.memory",
-                format!("{bytes:.2} G bytes of weights a second"),
-            );
-        }
-        Ok(None) => add_no_rates(lines, "the DSP's clock did not move"),
-        Err(error) => add_no_rates(lines, &error.to_string()),
-    }
     lines.add("rate.gather", format!("none ({NO_GATHER})"));
     for (key, measure) in RATES {
         match measure(npu) {
             Ok(value) => lines.add_measured(&format!("rate.{key}"), value),
             Err(error) => lines.add(&format!("rate.{key}"), format!("none ({error})")),
         }
-    }
-}
-
-fn add_no_rates(lines: &mut Lines, reason: &str) {
-    for key in ["rate.packets", "rate.memory"] {
-        lines.add(key, format!("none ({reason})"));
     }
 }
 

@@ -27,7 +27,7 @@ mod private;
 mod rockchip;
 
 /// Version of the lines' meaning.
-const SCHEMA: u32 = 3;
+const SCHEMA: u32 = 2;
 
 /// The lines.
 #[derive(Debug, Default)]
