@@ -104,8 +104,9 @@ class Vision(DebianStock):
                     print(f"{chip}: NMSE {error:.1e}")
                     self.assertEqual(len(found), len(expected))
                     self.assertLess(error, ERROR)
-                    self.assertGreater(error, 0, "the CPU computed both")
+                    # A Rockchip device has the CPU compute products of weights that are not packed.
                     if chip == HEXAGON:
+                        self.assertGreater(error, 0, "the CPU computed both")
                         self.assertEqual(set(re.findall(r"## SPLIT #\d+: (\w+)", log)), {HEXAGON_DEVICE})
 
     def test_the_command_line_describes_an_image(self):
