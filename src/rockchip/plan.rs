@@ -184,6 +184,9 @@ impl Command {
 /// The reason why the node is not for this device.
 pub fn question(target: &Target, operation: &Operation) -> Result<(), Refusal> {
     if operation.op == Op::FlashAttnExt {
+        if target.repack != Repack::Always {
+            return Err("attention is the CPU's");
+        }
         return Attention::new(operation).map(drop);
     }
     // Weights in plain memory, and computed operands, would have to be quantized and packed at each
@@ -232,7 +235,7 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 ///   graph around them.
 /// - Products with operands that would have to be packed at each use, unless they may be weights. Slices of weights
 ///   ([`Place::Unknown`]) are.
-/// - Attention of few queries or cells, by the cost table.
+/// - Attention, unless the user has the device compute whatever it can.
 #[must_use]
 pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     let [Some(weights), Some(act), ..] = &operation.src else {
@@ -240,8 +243,7 @@ pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     };
     let always = target.repack == Repack::Always;
     if operation.op == Op::FlashAttnExt {
-        let pays = |plan: Attention| always || plan.pays(target.caps);
-        return !Attention::new(operation).is_ok_and(pays);
+        return !always || Attention::new(operation).is_err();
     }
     let [_, rows, tokens, _] = act.shape.ne;
     let m = match operation.op {
@@ -250,8 +252,10 @@ pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
         _ => return true,
     };
     // ggml's RPC server does not say which of its buffers hold weights.
-    let may_be_weights =
-        weights.role == Role::State && matches!(weights.dtype, DType::Quantized { .. });
+    // A cache, of which heads are read in turn, is none.
+    let may_be_weights = weights.role == Role::State
+        && matches!(weights.dtype, DType::Quantized { .. })
+        && weights.shape.is_contiguous(weights.dtype);
     let packs_at_use = match weights.place {
         Place::Host => always || may_be_weights,
         Place::Unknown => true,

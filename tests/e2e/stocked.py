@@ -37,8 +37,8 @@ class Stock(Case):
     def with_plugin(self, env, **settings):
         return dict(env, GGML_BACKEND_PATH=str(self.plugin), **settings)
 
-    def text_of_static_build(self, chip):
-        return self.complete(PROMPT, TOKENS, device_env(chip)).out.rstrip("\n")
+    def text_of_static_build(self, chip, *args):
+        return self.complete(PROMPT, TOKENS, device_env(chip), *args).out.rstrip("\n")
 
 
 class DebianStock(Stock):

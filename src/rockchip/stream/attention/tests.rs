@@ -5,11 +5,13 @@ use test_kit::Numbers;
 
 use super::*;
 use crate::backend::Device;
+use crate::config::Repack;
 use crate::graph::{Op, Operation, PARAMS, Place, Role, sources};
 use crate::host_memory::RegionMut;
 use crate::reference::{self, Heads};
 use crate::rockchip::caps::{self, RkCaps};
 use crate::rockchip::driver::Rknn;
+use crate::rockchip::plan::Target;
 use crate::tensor::Shape;
 
 fn simulate(caps: &RkCaps) -> Arc<Rknn> {
@@ -156,14 +158,18 @@ fn attention_that_the_library_refuses_is_the_cpus_from_then_on() {
     let mut out = vec![0.0; 512 * 4 * 64];
     let node = case.node(&mut out);
     assert!(
-        !device(&caps::RK3588).prefers_cpu(&node.operation),
-        "it pays"
+        device(&caps::RK3588).prefers_cpu(&node.operation),
+        "nobody asked for it"
     );
     let open = |refused: &str| {
         let mut options = sim::Options::new(caps::RK3588.soc);
         let fault = format!("rknn_matmul_create:{refused}=-1");
         options.faults = sim::parse_faults(&fault).unwrap();
-        RkDevice::untested(Rknn::simulate(options).unwrap(), &caps::RK3588)
+        let target = Target {
+            repack: Repack::Always,
+            ..(&caps::RK3588).into()
+        };
+        RkDevice::untested(Rknn::simulate(options).unwrap(), target)
     };
     // The first context that is made after the device was opened.
     let first = (1..100).find(|n| open(&n.to_string()).is_ok()).unwrap();
