@@ -152,8 +152,8 @@ class Node(Stock):
                 self.assertEqual(made["build"], "prebuilt")
                 self.assertGreater(made["layers"], 0)
                 self.assertIn(f"using device {device}", log)
-                # Where the CPU backend cannot be reached, the graph is cut otherwise than in the static build. After five words two
-                # tokens are likely to within 0.0003.
+                # Where the CPU backend cannot be reached, the graph is cut otherwise than in the static build. After five
+                # words two tokens are likely to within 0.0003.
                 words = 5 if device == DEVICE else TOKENS
                 made, wanted = (text.split()[:words] for text in (made["text"], self.text_of_static_build(chip, "-fa", "off")))
                 self.assertEqual(made, wanted)
