@@ -94,8 +94,30 @@ impl DeviceEntry {
 
 static DEVICES: OnceLock<Vec<DeviceEntry>> = OnceLock::new();
 
-/// The process that opened the devices.
-static OWNER: OnceLock<u32> = OnceLock::new();
+/// `true` in a process that was forked from the one that opened the devices.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Lets the processes that are forked from this one know that they are.
+///
+/// llama.cpp asks about every operation of a graph: a flag, because a comparison of process numbers
+/// is a call into the kernel each time.
+#[cfg(unix)]
+fn watch_forks() {
+    extern "C" fn mark() {
+        FORKED.store(true, Ordering::Relaxed);
+    }
+    // SAFETY: the handler only stores into an atomic, which is allowed between fork and exec, and it
+    // is in this library, whose handlers the C library forgets when it unloads it.
+    let code = unsafe { libc::pthread_atfork(None, None, Some(mark)) };
+    if code != 0 {
+        ::log::warn!(
+            "processes that are forked from this one will not be refused: pthread_atfork gave {code}"
+        );
+    }
+}
+
+#[cfg(not(unix))]
+fn watch_forks() {}
 
 /// Returns `true` if this process was forked from the one that opened the devices; the first time,
 /// with a log line.
@@ -104,9 +126,7 @@ static OWNER: OnceLock<u32> = OnceLock::new();
 /// them would wait for ever, or write to memory that the parent computes with.
 fn is_forked() -> bool {
     static TOLD: AtomicBool = AtomicBool::new(false);
-    let forked = OWNER
-        .get()
-        .is_some_and(|owner| *owner != std::process::id());
+    let forked = FORKED.load(Ordering::Relaxed);
     if forked && !TOLD.swap(true, Ordering::Relaxed) {
         ::log::error!(
             "this process was forked from the one that opened the NPU, which is its parent's alone: \
@@ -149,10 +169,7 @@ fn entry(device: usize) -> Option<&'static DeviceEntry> {
 pub unsafe extern "C" fn npu_start(host: *const NpuHost) -> usize {
     // SAFETY: the caller promises that it is NULL or valid.
     let host = unsafe { host.as_ref() };
-    guard("npu_start", 0, || {
-        OWNER.get_or_init(std::process::id);
-        DEVICES.get_or_init(|| start(host)).len()
-    })
+    guard("npu_start", 0, || DEVICES.get_or_init(|| start(host)).len())
 }
 
 fn start(host: Option<&NpuHost>) -> Vec<DeviceEntry> {
@@ -172,6 +189,7 @@ fn start(host: Option<&NpuHost>) -> Vec<DeviceEntry> {
         }
     };
     self::log::set_level(config.log);
+    watch_forks();
     if let Some(bytes) = config.sim_memory_bytes() {
         memory::simulate(bytes);
     }
