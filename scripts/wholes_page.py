@@ -38,18 +38,8 @@ class Rates(NamedTuple):
 # SOURCE: 12.03 TFLOPS of a V75 (HexRates, src/hexagon/caps.rs).
 MATRIX_GFLOPS = 12030
 NOMINAL = Rates("nominal", 1100, 60, True)
-# Published figures of ggml-hexagon with its counted packets give these rates: see the page.
-FITTED = {"prompt": (Rates("low", 240, 31, False), Rates("high", 325, 60, True)),
-          "token": (Rates("low", 315, 31, True), Rates("high", 580, 60, True))}
-FITTED["sequences"] = FITTED["token"]
+PUBLISHED = ROOT / "docs" / "results" / "published.txt"
 TOKENS = {"prompt": 512, "token": 1, "sequences": 8}
-# Published figures of ggml-hexagon on a V73, tokens/s: prompt of 512, generation, and where.
-PUBLISHED = {
-    "Llama-3.2-1B": ("1531", "38.0", "IQ-9075, Q4_1, llama.cpp pull request 29123"),
-    "Qwen3-4B": ("520", "9.2", "X Elite, Q4_0, qualcomm/GenieX issue 1447"),
-    "Qwen3.5-4B": ("376", "12.1", "IQ-9075, Q4_0 with Q5_K and Q6_K, llama.cpp pull request 29123"),
-}
-
 HEAD = """# Whole models
 
 Packets that real models take on one thread of a Hexagon V73, this project's and those of llama.cpp's own backend,
@@ -116,6 +106,29 @@ class Sum(NamedTuple):
         return self.nodes > self.refused
 
 
+def published(kind):
+    """Returns the lines of a kind of the table of published speeds, as words."""
+    lines = PUBLISHED.read_text(encoding="utf-8").splitlines()
+    return [line.split()[1:] for line in lines if line.startswith(kind + " ")]
+
+
+def fitted(workload):
+    """Returns the lowest and the highest rates that fit the published speeds of ggml-hexagon."""
+    name = "prompt" if workload == "prompt" else "token"
+    return [Rates(of, float(packets), float(memory), beside == "beside")
+            for of, packets, memory, beside in published("rates") if of == name]
+
+
+def speed_of(shape):
+    """Returns the first published speed of ggml-hexagon for a model on this chip: tokens/s of a prompt, of generation, and
+    where."""
+    model = [shape.arch, str(shape.layers), str(shape.keys["embedding_length"]), wholes.LIBRARY]
+    for *key, kind, prompt, token, program, rest in (words[:8] + [" ".join(words[8:])] for words in published("speed")):
+        if key == model and program == "ggml-hexagon,":
+            return prompt, token, f"{kind}, {rest}"
+    return "", "", ""
+
+
 def kind_of(ops):
     """Returns the kind of a command or node."""
     first = ops.split("+")[0]
@@ -160,7 +173,7 @@ def number(value):
 
 
 def band(workload, packets, kib, macs):
-    return "–".join(number(tokens(rates, workload, packets, kib, macs)) for rates in FITTED[workload])
+    return "–".join(number(tokens(rates, workload, packets, kib, macs)) for rates in fitted(workload))
 
 
 def page():
@@ -169,8 +182,8 @@ def page():
     head = peer.TABLE.read_text(encoding="utf-8").split("(")[1].split(")")[0] if peer.TABLE.exists() else ""
     text = HEAD.format(peer=head, llama=LLAMA_VERSION)
     speed = SPEED.format(matrix=MATRIX_GFLOPS / 1e3, nominal=NOMINAL.packets, memory=NOMINAL.memory,
-                         prompt=" to ".join(str(rates.packets) for rates in FITTED["prompt"]),
-                         token=" to ".join(str(rates.packets) for rates in FITTED["token"]))
+                         prompt=" to ".join(f"{rates.packets:.0f}" for rates in fitted("prompt")),
+                         token=" to ".join(f"{rates.packets:.0f}" for rates in fitted("token")))
     kinds = KIND_HEAD
     counted = {name for name, _, _ in ours}
     for shape in (shape for shape in shapes.SHAPES if shape.name in counted):
@@ -193,12 +206,13 @@ def page():
             if workload in ("prompt", "token"):
                 kib, macs = (sum(getattr(it.ours, name) for it in found.values()) for name in ("kib", "millions"))
                 whole = all((it.is_theirs() and not it.refused) or not it.nodes for it in found.values()) and both
-                published = PUBLISHED.get(shape.name, ("", ""))[("prompt", "token").index(workload)]
                 cells += [number(tokens(NOMINAL, workload, total, kib, macs)), band(workload, total, kib, macs),
-                          band(workload, peers, kib, macs) if whole else "", published]
+                          band(workload, peers, kib, macs) if whole else "",
+                          speed_of(shape)[("prompt", "token").index(workload)]]
         cells += [""] * (8 - len(cells))
         speed += f"| {shape.name} | " + " | ".join(cells) + " |\n"
-    sources = "\nPublished: " + "; ".join(f"{name}: {where}" for name, (_, _, where) in PUBLISHED.items()) + ".\n"
+    known = [f"{shape.name}: {where}" for shape in shapes.SHAPES if (where := speed_of(shape)[2])]
+    sources = "\nPublished: " + "; ".join(known) + ".\n"
     return text + speed + sources + kinds
 
 

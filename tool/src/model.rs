@@ -11,8 +11,9 @@ use clap::builder::PossibleValuesParser;
 use ggml_rust_npu::hexagon::caps::{self, HexCaps};
 use serde::Serialize;
 
-use self::cost::{Model, StepWork, cell_bytes};
-use self::counts::{Counts, as_f64};
+use self::cost::{Model, StepCost, StepWork, cell_bytes};
+use self::counts::as_f64;
+use self::published::{Rates, fitted, speeds};
 use self::shape::ModelShape;
 use crate::ToolError;
 use crate::files::Files;
@@ -20,6 +21,7 @@ use crate::text::{Column, print, print_json, table};
 
 mod cost;
 mod counts;
+mod published;
 mod shape;
 
 /// Vector threads of a chip.
@@ -88,6 +90,7 @@ struct GenerationRow {
     context: u32,
     batch: u32,
     tokens_per_s: f64,
+    fitted_tokens_per_s: [f64; 2],
     commands: usize,
     step_us: f64,
     memory_us: f64,
@@ -103,6 +106,17 @@ struct GenerationRow {
 struct Prompt {
     tokens: u32,
     tokens_per_s: f64,
+    fitted_tokens_per_s: [f64; 2],
+    packets: f64,
+}
+
+/// What others published of the model on such a chip.
+#[derive(Debug, Serialize)]
+struct Published {
+    weight: String,
+    prompt: String,
+    generation: String,
+    source: String,
 }
 
 /// Everything that the command prints.
@@ -117,6 +131,7 @@ struct Report {
     cache_bytes_per_token: usize,
     generation: Vec<GenerationRow>,
     prompts: Vec<Prompt>,
+    published: Vec<Published>,
 }
 
 impl Report {
@@ -124,21 +139,44 @@ impl Report {
         let mut rates = caps.rates;
         rates.packets_per_us = args.packets_per_us.unwrap_or(rates.packets_per_us);
         rates.dma_gb_per_s = args.memory_gb_per_s.unwrap_or(rates.dma_gb_per_s);
-        let model = Model {
-            counts: Counts::of_arch(caps.arch),
+        let model = |rates| Model {
             rates,
             threads: args.threads as usize,
+            ..Model::of(caps)
         };
-        let generation = args.context.iter().flat_map(|&context| {
-            let model = &model;
-            args.batch
-                .iter()
-                .map(move |&batch| generate(args, model, shape, context, batch))
+        let nominal = model(Rates {
+            each: rates,
+            is_beside: true,
         });
-        let prompts = args.context.iter().map(|&tokens| Prompt {
-            tokens,
-            tokens_per_s: f64::from(tokens) * 1e6
-                / prompt_us(&model, shape, tokens as usize, args.ubatch as usize),
+        let of_tokens = fitted("token", caps.rates).map(model);
+        let of_prompts = fitted("prompt", caps.rates).map(model);
+        let mut generation = Vec::new();
+        for &context in &args.context {
+            for &batch in &args.batch {
+                generation.push(GenerationRow {
+                    fitted_tokens_per_s: of_tokens
+                        .each_ref()
+                        .map(|model| generate(args, model, shape, context, batch).tokens_per_s),
+                    ..generate(args, &nominal, shape, context, batch)
+                });
+            }
+        }
+        let prompts = args.context.iter().map(|&tokens| {
+            let cost = |model| prompt(model, shape, tokens as usize, args.ubatch as usize);
+            let per_s = |cost: StepCost| f64::from(tokens) * 1e6 / cost.us;
+            Prompt {
+                tokens,
+                tokens_per_s: per_s(cost(&nominal)),
+                fitted_tokens_per_s: of_prompts.each_ref().map(|model| per_s(cost(model))),
+                packets: cost(&nominal).packets,
+            }
+        });
+        let known = (shape.arch.as_str(), shape.layers.len(), shape.embed);
+        let published = speeds(known, caps.arch).map(|speed| Published {
+            weight: speed.weight.to_owned(),
+            prompt: speed.prompt.to_owned(),
+            generation: speed.generation.to_owned(),
+            source: speed.source.to_owned(),
         });
         Self {
             chip: args.chip.clone(),
@@ -148,8 +186,9 @@ impl Report {
             matrix_gflops: rates.hmx_gflops,
             model_bytes: shape.bytes,
             cache_bytes_per_token: cell_bytes(shape),
-            generation: generation.collect(),
+            generation,
             prompts: prompts.collect(),
+            published: published.collect(),
         }
     }
 
@@ -162,16 +201,16 @@ impl Report {
             .collect();
         columns.extend(names.iter().map(|name| Column::Number(name.clone().leak())));
         columns.push(Column::Number("prompt"));
-        let rows = self
-            .generation
-            .chunks(args.batch.len())
-            .zip(&self.prompts)
-            .map(|(row, prompt)| {
+        let rows = |generated: fn(&GenerationRow) -> String, read: fn(&Prompt) -> String| {
+            let rows = self.generation.chunks(args.batch.len()).zip(&self.prompts);
+            let rows = rows.map(|(row, prompt)| {
                 let mut cells = vec![prompt.tokens.to_string()];
-                cells.extend(row.iter().map(|each| format!("{:.0}", each.tokens_per_s)));
-                cells.push(format!("{:.0}", prompt.tokens_per_s));
+                cells.extend(row.iter().map(generated));
+                cells.push(read(prompt));
                 cells
             });
+            table(&columns, rows.collect::<Vec<_>>())
+        };
         let mut text = format!(
             "Tokens each second on {}, reckoned, not measured: {} threads of {} packets in a µs (assumed), \
              {} GB/s from memory and {:.2} TFLOPS (published for V75).\n",
@@ -192,8 +231,51 @@ impl Report {
             self.cache_bytes_per_token / 1024,
             self.model_bytes >> 20,
         );
-        text + &table(&columns, rows)
+        text += &rows(
+            |row| format!("{:.0}", row.tokens_per_s),
+            |prompt| format!("{:.0}", prompt.tokens_per_s),
+        );
+        let [of_tokens, of_prompts] = ["token", "prompt"].map(|workload| {
+            let [low, high] = fitted(workload, caps::FITTED).map(|rates| rates.each);
+            let packets = [low, high].map(|rates| rates.packets_per_us);
+            (packets, [low, high].map(|rates| rates.dma_gb_per_s))
+        });
+        let _ = writeln!(
+            text,
+            "\nAt rates that fit published speeds of ggml-hexagon: {} to {} packets for generation, {} to {} for \
+             prompts, {} to {} GB/s.\n",
+            of_tokens.0[0],
+            of_tokens.0[1],
+            of_prompts.0[0],
+            of_prompts.0[1],
+            of_tokens.1[0],
+            of_tokens.1[1],
+        );
+        text += &rows(
+            |row| band(row.fitted_tokens_per_s),
+            |prompt| band(prompt.fitted_tokens_per_s),
+        );
+        for (i, speed) in self.published.iter().enumerate() {
+            let head = if i == 0 {
+                "\nPublished for this model on such a chip, tokens each second of a prompt and of generation:\n"
+            } else {
+                ""
+            };
+            let _ = writeln!(
+                text,
+                "{head}{:>6} {:>6}  {}, {}",
+                speed.prompt, speed.generation, speed.weight, speed.source
+            );
+        }
+        text
     }
+}
+
+/// Returns the lowest and the highest of reckoned speeds.
+fn band([low, high]: [f64; 2]) -> String {
+    // Below ten, a digit more.
+    let digits = usize::from(low < 10.0);
+    format!("{low:.digits$} to {high:.digits$}")
 }
 
 fn generate(
@@ -218,6 +300,7 @@ fn generate(
         context,
         batch,
         tokens_per_s: f64::from(batch) * 1e6 / cost.us,
+        fitted_tokens_per_s: [0.0; 2],
         commands: cost.commands,
         step_us: cost.us,
         memory_us,
@@ -229,27 +312,23 @@ fn generate(
     }
 }
 
-/// Returns the microseconds of a prompt, computed in parts.
-fn prompt_us(model: &Model, shape: &ModelShape, tokens: usize, part: usize) -> f64 {
-    let parts = (0..tokens).step_by(part).map(|begin| {
+/// Returns the cost of a prompt, computed in parts.
+fn prompt(model: &Model, shape: &ModelShape, tokens: usize, part: usize) -> StepCost {
+    let mut total = StepCost::default();
+    for begin in (0..tokens).step_by(part) {
         let rows = part.min(tokens - begin);
         let cells = begin + rows;
-        // A token sees those before it: the mask hides half of the last square.
-        let seen = (as_f64(begin) + as_f64(rows) / 2.0) / as_f64(cells);
-        model
-            .step(
-                shape,
-                &StepWork {
-                    rows,
-                    cells,
-                    caches: 1,
-                    seen,
-                    logits: 1,
-                },
-            )
-            .us
-    });
-    parts.sum()
+        let step = StepWork {
+            rows,
+            cells,
+            caches: 1,
+            // A token sees those before it: the mask hides half of the last square.
+            seen: (as_f64(begin) + as_f64(rows) / 2.0) / as_f64(cells),
+            logits: 1,
+        };
+        total += model.step(shape, &step);
+    }
+    total
 }
 
 /// Reads the shape of a model.
@@ -274,13 +353,9 @@ pub fn latency(
     prompt: usize,
 ) -> Result<impl Fn(&[usize]) -> f64, ToolError> {
     let (shape, caps) = (read(path)?, chip(name)?);
-    let model = Model {
-        counts: Counts::of_arch(caps.arch),
-        rates: caps.rates,
-        threads: THREADS as usize,
-    };
+    let model = Model::of(caps);
     let known = RefCell::new(HashMap::new());
-    let prompt_us = prompt_us(&model, &shape, prompt, UBATCH as usize);
+    let prompt_us = self::prompt(&model, &shape, prompt, UBATCH as usize).us;
     Ok(move |lengths: &[usize]| {
         let mut lengths = lengths.to_vec();
         lengths.sort_unstable();

@@ -226,6 +226,56 @@ fn text_says_what_is_assumed_and_has_a_row_for_each_context() {
     );
 }
 
+/// A model of the shape of Qwen3-4B, of which others published speeds: one layer has all bytes.
+#[test]
+fn published_speeds_stand_beside_the_band_that_fits_them() {
+    let path = common::folder("model-published").join("model.gguf");
+    let mut model = Model::new("general.architecture", "qwen3");
+    model.number("qwen3.block_count", 36);
+    model.number("qwen3.embedding_length", 2560);
+    model.number("qwen3.attention.head_count", 32);
+    model.number("qwen3.attention.head_count_kv", 8);
+    model.number("qwen3.attention.key_length", 128);
+    model.tensor("token_embd.weight", &[2560, 32], vec![0.5]);
+    for layer in 0..36 {
+        let name = format!("blk.{layer}.attn_q.weight");
+        model.tensor(&name, &[2560, 32], vec![0.5]);
+    }
+    model.write(&path);
+    let args = [
+        "--chip",
+        "hexagon-v73",
+        "--context",
+        "512,4096",
+        "--batch",
+        "1,4",
+    ];
+    let found = report(&path, &args);
+    for row in found["generation"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .chain(found["prompts"].as_array().unwrap())
+    {
+        let [low, high] = [0, 1].map(|i| number(&row["fitted_tokens_per_s"][i]));
+        assert!(low < high && high < number(&row["tokens_per_s"]), "{row}");
+    }
+    assert_eq!(found["published"].as_array().unwrap().len(), 1);
+    assert_eq!(found["published"][0]["prompt"], "520");
+    let text = String::from_utf8(tool(&path, &args).stdout).unwrap();
+    assert!(
+        text.contains("240 to 325") && text.contains("31 to 60 GB/s"),
+        "{text}"
+    );
+    assert!(
+        text.contains("   520    9.2  Q4_0, ggml-hexagon, X Elite"),
+        "{text}"
+    );
+    // Nobody published one of this model on this chip.
+    let found = report(&path, &["--chip", "hexagon-v79"]);
+    assert!(found["published"].as_array().unwrap().is_empty());
+}
+
 #[test]
 fn models_that_it_does_not_know_are_refused_by_name() {
     let folder = common::folder("model-refused");

@@ -1,13 +1,19 @@
 //! The time of a step on a Hexagon NPU.
 //!
 //! A command takes the longest of three that a device does side by side: bytes from memory, packets
-//! of the vector threads, products of the matrix unit. Commands follow each other.
+//! of the vector threads, products of the matrix unit; at some rates, the last two follow each
+//! other. Commands follow each other.
 
 use std::ops::AddAssign;
 
-use ggml_rust_npu::hexagon::caps::HexRates;
+use ggml_rust_npu::config::ActivationBits;
+use ggml_rust_npu::hexagon::caps::{self, HexCaps};
+use ggml_rust_npu::hexagon::plan::cost;
+use hexagon_ops::layout::WeightType;
+use hexagon_ops::ops::matmul::Dots;
 
 use super::counts::{Counts, as_f64, line};
+use super::published::Rates;
 use super::shape::{ModelShape, WeightProduct};
 
 /// Rows and columns of a tile.
@@ -62,27 +68,48 @@ impl AddAssign for StepCost {
 pub struct Model {
     /// Counted packets.
     pub counts: Counts,
-    /// Rates of one thread, of memory and of the matrix unit.
-    pub rates: HexRates,
+    /// Rates of the chip's parts.
+    pub rates: Rates,
     /// Vector threads.
     pub threads: usize,
+    /// The architecture, such as 75.
+    pub arch: u32,
 }
 
 impl Model {
+    /// Returns a chip at its own rates, with as many threads as vector units.
+    pub fn of(caps: &HexCaps) -> Self {
+        Self {
+            counts: Counts::of_arch(caps.arch),
+            rates: Rates {
+                each: caps.rates,
+                is_beside: true,
+            },
+            threads: caps::VECTOR_UNITS as usize,
+            arch: caps.arch,
+        }
+    }
+
     /// Returns the microseconds that memory, vector threads and matrix unit would take alone.
     pub fn alone(&self, cost: &StepCost) -> [f64; 3] {
         let operations = cost.tile_products * 2.0 * as_f64(TILE * TILE * TILE);
         [
-            (cost.weight_bytes + cost.cache_bytes) / (1e3 * self.rates.dma_gb_per_s),
-            cost.packets / (self.rates.packets_per_us * as_f64(self.threads)),
-            operations / (1e3 * self.rates.hmx_gflops),
+            (cost.weight_bytes + cost.cache_bytes) / (1e3 * self.rates.each.dma_gb_per_s),
+            cost.packets / (self.rates.each.packets_per_us * as_f64(self.threads)),
+            operations / (1e3 * self.rates.each.hmx_gflops),
         ]
     }
 
     fn command(&self, work: StepCost) -> StepCost {
+        let [memory, vector, matrix] = self.alone(&work);
+        let computing = if self.rates.is_beside {
+            vector.max(matrix)
+        } else {
+            vector + matrix
+        };
         StepCost {
             commands: 1,
-            us: self.alone(&work).into_iter().fold(0.0, f64::max),
+            us: memory.max(computing),
             ..work
         }
     }
@@ -95,52 +122,117 @@ impl Model {
         })
     }
 
+    /// Returns the products that a device computes as dot products where nobody set a number of bits
+    /// and no rates are measured.
+    fn dots(&self, weight: WeightType) -> Dots {
+        // CAST: a number of threads.
+        #[expect(clippy::cast_possible_truncation, reason = "see above")]
+        let threads = self.threads as u32;
+        cost::dots(
+            self.arch,
+            &caps::FITTED,
+            threads,
+            weight,
+            ActivationBits::Auto,
+        )
+    }
+
     fn product(&self, product: &WeightProduct, rows: usize) -> StepCost {
         let (experts, rows) = product.touched(rows);
+        let dots = product
+            .packed
+            .map_or(Dots::None, |packed| self.dots(packed));
         let tiles = product.inputs.div_ceil(TILE) * product.outputs.div_ceil(TILE);
         let tiles = as_f64(tiles) * experts;
         let weight = product.weight;
         let bytes = as_f64(TILE * TILE * weight.block_bytes()) / as_f64(weight.block_elems());
-        // One and two rows are dot products.
-        let on_matrix = if rows <= 2 { 0 } else { rows.div_ceil(TILE) };
+        let on_matrix = if rows <= dots.rows() {
+            0
+        } else {
+            rows.div_ceil(TILE)
+        };
         self.command(StepCost {
-            packets: self.counts.per_tile(weight, rows) * tiles,
+            packets: self.counts.per_tile(weight, rows, dots) * tiles,
             weight_bytes: bytes * tiles,
             tile_products: as_f64(on_matrix) * tiles,
             ..StepCost::default()
         })
     }
 
-    /// Returns an operation on `elems` elements, from those that were counted.
-    fn elements(&self, name: &str, sizes: [usize; 2], elems: usize) -> StepCost {
-        let points = sizes.map(|size| (as_f64(size), self.counts.whole(&format!("{name}_{size}"))));
-        self.vectors(line(&points, as_f64(elems)))
+    /// Returns the packets of `elems` elements, on the line through sizes that were counted.
+    fn between(&self, counted: &[(usize, &str)], elems: usize) -> f64 {
+        let points = counted
+            .iter()
+            .map(|(size, name)| (as_f64(*size), self.counts.whole(name)));
+        line(&points.collect::<Vec<_>>(), as_f64(elems))
     }
 
-    /// Returns the gated unit, which the last of its two products does with its results, so that it
-    /// is no command.
-    fn gate(&self, elems: usize) -> StepCost {
-        let [few, many] = [1536, 8192].map(|size| self.counts.whole(&format!("swiglu_{size}")));
-        let packets = (many - few) / as_f64(8192 - 1536) * as_f64(elems);
+    /// Returns the normalization of `rows` rows of `elems` elements.
+    fn norm(&self, elems: usize, rows: usize) -> StepCost {
+        // Rows of fewer elements than this are several at a time, and take more for each element.
+        const SHORT: usize = 512;
+        let counted: &[_] = if elems < SHORT {
+            &[
+                (128 * 24, "rms_norm_mul_128x24"),
+                (128 * 2048, "rms_norm_mul_128x2048"),
+            ]
+        } else {
+            &[
+                (576, "rms_norm_mul_576"),
+                (4096, "rms_norm_mul_4096"),
+                (2048 * 32, "rms_norm_mul_2048_32_rows"),
+                (5120 * 48, "rms_norm_mul_5120_48_rows"),
+            ]
+        };
+        self.vectors(self.between(counted, elems * rows))
+    }
+
+    /// Returns what a product does with its results before it stores them, so that it is no command:
+    /// the packets of an operation between two counted sizes, less what a command takes.
+    fn epilogue(&self, [few, many]: [(usize, &str); 2], elems: usize) -> StepCost {
+        let packets = self.between(&[few, many], elems) - self.between(&[few, many], 0);
         StepCost {
             commands: 0,
             ..self.vectors(packets)
         }
     }
 
-    /// Returns the rotation of `elems` elements, from 9 and 32 heads of 64.
-    fn rope(&self, elems: usize) -> f64 {
-        let points = [9, 32].map(|heads| {
-            let packets = self.counts.whole(&format!("rope_neox_64x{heads}"));
-            (as_f64(64 * heads), packets)
-        });
-        line(&points, as_f64(elems))
+    /// Returns the gated unit, which is the epilogue of the last of its two products.
+    fn gate(&self, elems: usize) -> StepCost {
+        self.epilogue([(1536, "swiglu_1536"), (8192, "swiglu_8192")], elems)
     }
 
-    /// Returns the same of keys, which the command stores in the cache.
+    /// Returns a bias or the sum with what a layer began with, which are epilogues.
+    fn sum(&self, elems: usize) -> StepCost {
+        self.epilogue([(2048, "add_2048"), (3072 * 48, "add_3072_48_rows")], elems)
+    }
+
+    /// Returns the packets of the rotation of `elems` elements.
+    fn rope(&self, elems: usize) -> f64 {
+        let counted = [
+            (64 * 9, "rope_neox_64x9"),
+            (64 * 32, "rope_neox_64x32"),
+            (128 * 8 * 300, "rope_neox_128x8_300_rows"),
+        ];
+        self.between(&counted, elems)
+    }
+
+    /// Returns the packets of the same of keys, which the command stores in the cache.
     fn rope_and_store(&self, elems: usize) -> f64 {
-        let store = self.counts.whole("rope_set_rows_64x9") - self.counts.whole("rope_neox_64x9");
-        self.rope(elems) + store * (as_f64(elems) / as_f64(9 * 64)).max(1.0)
+        let counted = [
+            (64 * 9, "rope_set_rows_64x9"),
+            (64 * 9 * 32, "rope_set_rows_64x9_32_rows"),
+        ];
+        self.between(&counted, elems)
+    }
+
+    /// Returns the packets that store `elems` elements in a cache.
+    fn store(&self, elems: usize) -> f64 {
+        let counted = [
+            (512, "set_rows_f16_512"),
+            (1024 * 48, "set_rows_f16_1024_48_rows"),
+        ];
+        self.between(&counted, elems.max(512))
     }
 
     fn attention(&self, shape: &ModelShape, kv_heads: usize, step: &StepWork) -> StepCost {
@@ -154,7 +246,9 @@ impl Model {
             (2048.0, 4.0 * of("4on1_r512")),
         ];
         let queries = rows * shape.heads / kv_heads;
-        let cell = line(&points, as_f64(queries.max(4)));
+        // Heads of more elements take their share of parts of 128.
+        let parts = (as_f64(shape.head) / as_f64(size)).max(1.0);
+        let cell = parts * line(&points, as_f64(queries.max(4)));
         let cells = as_f64(step.cells * step.caches);
         let kv_heads = as_f64(kv_heads);
         let tiles = as_f64(queries.div_ceil(TILE)) * (cells / as_f64(TILE));
@@ -171,32 +265,32 @@ impl Model {
     /// Returns the cost of one graph.
     pub fn step(&self, shape: &ModelShape, step: &StepWork) -> StepCost {
         let queries = shape.heads * shape.head;
-        let norm = |elems| self.elements("rms_norm_mul", [576, 4096], elems);
         let mut total = StepCost::default();
         for layer in &shape.layers {
             for part in &layer.norms {
-                total += norm(step.rows * part.0);
+                total += self.norm(part.elems, part.rows * step.rows);
             }
             for product in &layer.products {
                 total += self.product(product, step.rows);
             }
             for bias in &layer.biases {
-                total += self.elements("add", [576, 2048], step.rows * bias);
+                total += self.sum(step.rows * bias);
             }
             if layer.gated > 0 {
                 total += self.gate(step.rows * layer.gated);
             }
+            // After attention, and after the network.
+            total += self.sum(2 * step.rows * shape.embed);
             if layer.kv_heads == 0 {
                 continue;
             }
             let keys = layer.kv_heads * shape.head;
-            let stored = (as_f64(step.rows * keys) / 512.0).max(1.0);
             total += self.vectors(self.rope(step.rows * queries));
             total += self.vectors(self.rope_and_store(step.rows * keys));
-            total += self.vectors(self.counts.whole("set_rows_f16_512") * stored);
+            total += self.vectors(self.store(step.rows * keys));
             total += self.attention(shape, layer.kv_heads, step);
         }
-        total += norm(step.logits * shape.embed);
+        total += self.norm(shape.embed, step.logits);
         total += self.product(&shape.output, step.logits);
         total
     }

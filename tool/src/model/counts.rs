@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use ggml_rust_npu::gguf::GgmlType;
+use hexagon_ops::ops::matmul::Dots;
 
 /// Every count of every architecture: its name, a kernel or an operation, and packets.
 const COUNTED: &str = include_str!("../../../hexagon-ops/tests/packets.txt");
@@ -36,12 +37,13 @@ impl Counts {
         found.unwrap_or_else(|| unreachable!("{name} is counted: a test asks for every name"))
     }
 
-    /// Returns the packets for a tile of weights in a product with `rows` rows of activations.
+    /// Returns the packets for a tile of weights in a product with `rows` rows of activations, of which
+    /// `dots` are dot products.
     ///
     /// Whole products were counted for Q4_0, Q8_0 and F16; others take what their own kernel takes
     /// beyond that of Q4_0. F32 has no kernel that dequantizes and takes the packets of F16, the
     /// nearest that was counted.
-    pub fn per_tile(&self, weight: GgmlType, rows: usize) -> f64 {
+    pub fn per_tile(&self, weight: GgmlType, rows: usize, dots: Dots) -> f64 {
         let name = weight.name().to_lowercase();
         let is_counted = self.get(&format!("whole_mul_mat_{name}_m1")).is_some();
         let base = match weight {
@@ -53,10 +55,15 @@ impl Counts {
             let packets = |weight: &str| self.get(&format!("{kernel}_{weight}"));
             packets(&name).unwrap_or(0.0) - packets(base).unwrap_or(0.0)
         };
-        match rows {
-            1 => self.whole(&format!("mul_mat_{base}_m1")) + own("gemv_2x1"),
-            2 if base == "f16" => self.between(base, 4),
-            2 => {
+        let on_tiles = || self.between(base, rows.max(ROWS[0])) + own("dequantize");
+        match (rows, dots) {
+            // F16 has dot products of one row, which are no choice.
+            (1, Dots::None) if base != "f16" => on_tiles(),
+            (1, Dots::TwoDigits) => {
+                self.whole(&format!("mul_mat_{base}_m1_16_bits")) + own("gemv_1x2")
+            }
+            (1, _) => self.whole(&format!("mul_mat_{base}_m1")) + own("gemv_2x1"),
+            (2, Dots::TwoRows) => {
                 // Of Q8_0 two rows were not counted whole: the kernel's part grows, the rest stays.
                 let grown = || {
                     let of = |kernel| self.get(&format!("{kernel}_{base}")).unwrap_or(0.0);
@@ -65,7 +72,7 @@ impl Counts {
                 let two = self.get(&format!("whole_mul_mat_{base}_m2"));
                 two.unwrap_or_else(grown) + own("gemv_1x2")
             }
-            _ => self.between(base, rows.max(ROWS[0])) + own("dequantize"),
+            _ => on_tiles(),
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use ggml_rust_npu::gguf::{File, GgmlType, Header, TensorInfo, Value};
 use ggml_rust_npu::hexagon::layout::{Conversion, WeightLayout};
+use hexagon_ops::layout::WeightType;
 
 use crate::ToolError;
 use crate::chip::weights;
@@ -12,6 +13,8 @@ use crate::chip::weights;
 pub struct WeightProduct {
     /// The type that the NPU holds them in.
     pub weight: GgmlType,
+    /// The same as a packed type; `None` if they are not packed.
+    pub packed: Option<WeightType>,
     /// Elements of a row of weights.
     pub inputs: usize,
     /// Rows of weights.
@@ -20,8 +23,13 @@ pub struct WeightProduct {
     pub experts: (usize, usize),
 }
 
-/// Elements of a token that are normalized.
-pub struct NormSize(pub usize);
+/// What is normalized of a token.
+pub struct NormSize {
+    /// Elements of a row.
+    pub elems: usize,
+    /// Rows: one, or a head each.
+    pub rows: usize,
+}
 
 /// One layer.
 #[derive(Default)]
@@ -40,6 +48,8 @@ pub struct Layer {
 
 /// A model whose layers are attention to a cache, and products.
 pub struct ModelShape {
+    /// Its architecture, as the file names it.
+    pub arch: String,
     /// Its layers.
     pub layers: Vec<Layer>,
     /// Elements of a token between layers.
@@ -104,6 +114,7 @@ impl ModelShape {
                 .map_err(|reason| format!("{}: {reason}", tensor.name))?;
         }
         Ok(Self {
+            arch: arch.to_owned(),
             layers,
             embed,
             heads,
@@ -192,9 +203,10 @@ fn kv_heads(file: &File, key: &str, count: usize, heads: usize) -> Result<Vec<us
 impl WeightProduct {
     fn of(tensor: &TensorInfo, used: usize) -> Self {
         let [inputs, outputs, experts, _] = tensor.ne;
-        let conversion = WeightLayout::new(&weights(tensor)).map(|layout| layout.form);
+        let layout = WeightLayout::new(&weights(tensor));
         Self {
-            weight: match conversion {
+            packed: layout.map(|layout| layout.weight()),
+            weight: match layout.map(|layout| layout.form) {
                 Some(Conversion::Halved) => GgmlType::F16,
                 Some(Conversion::Requantized) => GgmlType::Q8_0,
                 Some(Conversion::Lossless | Conversion::Groups) | None => tensor.dtype,
@@ -250,12 +262,12 @@ impl Layer {
         match (name.ends_with("norm.weight"), tensor.dims) {
             (true, _) => {
                 // All heads of a token may share one row of factors.
-                let elems = match name {
-                    "attn_q_norm.weight" if tensor.ne[0] == head => head * heads,
-                    "attn_k_norm.weight" if tensor.ne[0] == head => head * self.kv_heads,
-                    _ => tensor.ne[0] * tensor.rows(),
+                let (elems, rows) = match name {
+                    "attn_q_norm.weight" if tensor.ne[0] == head => (head, heads),
+                    "attn_k_norm.weight" if tensor.ne[0] == head => (head, self.kv_heads),
+                    _ => (tensor.ne[0], tensor.rows()),
                 };
-                self.norms.push(NormSize(elems));
+                self.norms.push(NormSize { elems, rows });
             }
             (false, 1) if name.ends_with(".bias") => self.biases.push(tensor.ne[0]),
             (false, 2 | 3) if name.ends_with(".weight") => {

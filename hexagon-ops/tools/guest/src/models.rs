@@ -101,6 +101,7 @@ pub fn operations(layer: u64) -> [(&'static str, TensorOp); ROWS] {
     let cells = tensor(wire::TYPE_I64, CELLS, [48, 1, 1, 1]);
     [
         ("rms_norm_mul_128x24", norm(wire::KERNEL_RMS_NORM, 128, 24)),
+        ("rms_norm_mul_128x2048", norm(wire::KERNEL_RMS_NORM, 128, 2048)),
         ("rms_norm_mul_5120_48_rows", norm(wire::KERNEL_RMS_NORM, 5120, 48)),
         ("norm_3072_48_rows", norm(wire::KERNEL_NORM, 3072, 48)),
         ("l2_norm_128x16", norm(wire::KERNEL_L2_NORM, 128, 16)),
@@ -221,4 +222,4 @@ pub fn operations(layer: u64) -> [(&'static str, TensorOp); ROWS] {
 }
 
 /// Number of operations.
-const ROWS: usize = 53;
+const ROWS: usize = 54;
