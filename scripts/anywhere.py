@@ -19,6 +19,7 @@ ANYWHERE_DIR: where the clones are, target/anywhere if not given. They stay, so 
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -64,11 +65,14 @@ class Start(NamedTuple):
 
 
 def link(source, target):
-    """Links a file; copies it if the target is on another file system."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, target, follow_symlinks=False)
+    """Links a file; copies it if the target is on another file system, or if others than its owner may not read it, as some
+    files of crates."""
+    if os.lstat(source).st_mode & stat.S_IROTH:
+        try:
+            return os.link(source, target, follow_symlinks=False)
+        except OSError:
+            pass
+    return shutil.copy2(source, target, follow_symlinks=False)
 
 
 def linked(source, target):

@@ -143,6 +143,16 @@ class Rows(unittest.TestCase):
                                  ("error: no\n", 1, False), ("", 0, False)]:
             self.assertEqual(anywhere.result(text, code)[1], good, text)
 
+    def test_a_file_that_only_its_owner_reads_is_copied_for_another_user(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = Path(folder) / "source", Path(folder) / "target"
+            source.mkdir()
+            for name, mode in (("private", 0o600), ("public", 0o644)):
+                (source / name).write_text(name, encoding="utf-8")
+                (source / name).chmod(mode)
+            anywhere.linked(source, target)
+            self.assertEqual({path.name: path.stat().st_nlink for path in target.iterdir()}, {"private": 1, "public": 2})
+
     def test_unknown_row_is_said(self):
         with mock.patch.object(sys, "argv", ["anywhere.py", "moon"]), self.assertRaises(project.Problem) as problem:
             anywhere.main()
