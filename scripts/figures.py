@@ -201,9 +201,8 @@ def cost_page():
     for i, line in enumerate(lines):
         cells = line.split("|")
         name = cells[1].strip() if len(cells) > 4 else ""
-        whole = "whole_" + name.strip("`")
-        if name in KERNELS or ("v73", whole) in counted:
-            kernel, digits = KERNELS.get(name) or (whole, 1 if counted["v73", whole] < 1000 else 0)
+        if name in KERNELS:
+            kernel, digits = KERNELS[name]
             ours = [f" {counted[library, kernel]:.{digits}f} " for library in ("v73", "v79")]
             # The columns of ours come before the last one.
             lines[i] = "|".join([*cells[:-4], *ours, *cells[-2:]])

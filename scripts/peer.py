@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Counts llama.cpp's own backend for Hexagon at the nodes of whole models, in the emulator that counts ours.
 
-Usage: peer.py [MODEL...]    the models of `shapes`, or those that are named
+Usage: peer.py [MODEL...|operations]    single operations and the models of `shapes`, or those that are named
 
 Builds the DSP's code of ggml-hexagon, out of the crate that `fetch` checks, with the harness of hexagon-ops/tools/peer, and
-writes the rows of hexagon-ops/tests/peer.txt. A node that ggml-hexagon has no operation for, or refuses, has no packets.
+writes the rows of hexagon-ops/tests/peer.txt and, for single operations, peer_operations.txt. A node that ggml-hexagon has no
+operation for, or refuses, has no packets.
 """
 
 import datetime
@@ -17,27 +18,27 @@ from concurrent.futures import ThreadPoolExecutor
 
 import fetch
 import graphs
+import peer_operations as operations
 import project
 import replay
 import shapes
 import wholes
+from peer_nodes import fused, line
 from project import JOBS, LOGS, ROOT, TARGET, main_with, say
 
 FOLDER = TARGET / "peer"
 TABLE = ROOT / "hexagon-ops" / "tests" / "peer.txt"
 HARNESS = ROOT / "hexagon-ops" / "tools" / "peer"
 ARCH = "v73"
+# The emulator has this processor and executes instructions of newer ones, too.
+CPU = "v73"
 
+WHO = "ggml-hexagon ({crate}, ggml {ggml})"
 HEAD = """\
-# Packets of ggml-hexagon ({crate}, ggml {ggml}) at the nodes of whole models on one thread of a V73: model, workload,
+# Packets of {who} at the nodes of whole models on one thread of a V73: model, workload,
 # operation, such nodes, their packets, KiB that the DMA engine copies, and nodes that it does not compute.
 # Written by make peer, {date}; scripts/shapes.py has the models.
 """
-
-# ggml's numbers of types. SOURCE: enum ggml_type, ggml.h of llama.cpp 0.5.0.
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q6K": 14, "I32": 26, "I64": 27, "Mxfp4": 39, "Bf16": 30}
-ZEROS, RANDOM, WEIGHTS, NUMBERS, COUNTED, MASK = range(6)
-
 
 def sysroot():
     """Makes a C library and headers for the DSP's code under Linux; returns their folder."""
@@ -64,71 +65,21 @@ def sysroot():
     return project.made_once(FOLDER / "sysroot", make)
 
 
-def program():
-    """Builds the harness; returns its path."""
+def program(arch=ARCH):
+    """Builds the harness for an architecture; returns its path."""
     for tool in ("clang-22", "ld.lld-22"):
         project.need(tool, "on Debian: apt-get install clang-22 lld-22 llvm-22")
     source = fetch.llama("0.6.0") / "ggml" / "src"
-    project.run([HARNESS / "build.sh", source, FOLDER, ARCH], LOGS / "peer-build.log",
+    project.run([HARNESS / "build.sh", source, FOLDER, arch], LOGS / "peer-build.log",
                 dict(os.environ, HEX_SYSROOT=str(sysroot())))
-    return FOLDER / f"nodes-{ARCH}.elf"
-
-
-def described(tensor, use):
-    """Returns a tensor as the harness reads it."""
-    kind = TYPES.get(tensor["type"])
-    if kind is None:
-        return None
-    return " ".join(map(str, [kind, *tensor["ne"], *tensor["nb"], *use]))
-
-
-def use_of(node, index, workload):
-    """Returns what the harness puts into a source, by its place."""
-    op, source = node["op"], node["src"][index]
-    if (op, index) in (("FLASH_ATTN_EXT", 3), ("SOFT_MAX", 1)):
-        return MASK, 1 if workload == "prompt" and source["ne"][1] > 1 else source["ne"][0]
-    if op == "MUL_MAT_ID" and index == 2:
-        return NUMBERS, node["src"][0]["ne"][2]
-    if op in ("GET_ROWS", "ADD_ID") and source["type"] in ("I32", "I64"):
-        return NUMBERS, node["src"][index - 1]["ne"][1]
-    if source["type"] in ("I32", "I64"):
-        return (COUNTED,)
-    if source["role"] == "Weights":
-        return (WEIGHTS,)
-    return (RANDOM,) if op in ("ARGSORT", "TOP_K", "ARGMAX") else (ZEROS,)
-
-
-def line(node, workload):
-    """Returns a node as the harness reads it; None if a type is not one that ggml-hexagon has."""
-    tensors = [described(node["dst"], (ZEROS,))]
-    for index, source in enumerate(node["src"]):
-        tensors.append("-1" if source is None else described(source, use_of(node, index, workload)))
-    if None in tensors:
-        return None
-    while tensors[-1] == "-1":
-        tensors.pop()
-    return " ".join([node["op"], *map(str, node["params"]), *tensors])
-
-
-def fused(nodes):
-    """Returns the nodes as ggml-hexagon combines them: RMS_NORM and MUL. Products of the same activations, and their sums, are
-    counted one by one."""
-    found = []
-    for node in nodes:
-        last = found[-1] if found else None
-        if last and last["op"] == "RMS_NORM" and node["op"] == "MUL" and node["src"][0]["at"] == last["dst"]["at"]:
-            found[-1] = {**last, "op": "RMS_NORM+MUL", "dst": node["dst"],
-                         "src": [last["src"][0], node["src"][1], *last["src"][2:]]}
-        else:
-            found.append(node)
-    return found
+    return FOLDER / f"nodes-{arch}.elf"
 
 
 class Counter:
     """Counts each distinct node once."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, arch=ARCH):
+        self.path = program(arch)
         self.known = {}
 
     def count(self, lines):
@@ -140,7 +91,7 @@ class Counter:
 
     def one(self, text):
         # One process for each: a node that ends it is refused.
-        done = subprocess.run([replay.emulator(), "-cpu", "v73", self.path], input=text + "\n", capture_output=True,
+        done = subprocess.run([replay.emulator(), "-cpu", CPU, self.path], input=text + "\n", capture_output=True,
                               text=True, timeout=1200)
         answer = done.stdout.split()
         if done.returncode or len(answer) != 2:
@@ -190,10 +141,28 @@ def ggml_version():
     return ".".join(part.values())
 
 
-def main():
-    chosen = [shapes.named(name) for name in sys.argv[1:]] or shapes.SHAPES
+def heading(text):
+    """Returns the first lines of a table, with who was counted and when."""
+    who = WHO.format(crate=fetch.LLAMA_0_6.requirement, ggml=ggml_version())
+    return text.format(who=who, date=datetime.date.today())
+
+
+def count_operations():
+    """Writes the table of single operations."""
+    rows = []
+    for arch in operations.ARCHS:
+        say(f"operations on {arch}")
+        counted = operations.count(Counter(arch))
+        rows += [f"{arch} {name} {packets:.2f} {kib}" for name, (packets, kib) in counted.items()]
+        missing = [name for name in operations.nodes() if name not in counted]
+        print(f"{len(counted)} operations; not computed: {', '.join(missing) or 'none'}", flush=True)
+    operations.TABLE.write_text(heading(operations.HEAD) + "\n".join(rows) + "\n", encoding="utf-8")
+
+
+def count_models(chosen):
+    """Writes the rows of models."""
     graphs.program()
-    counter = Counter(program())
+    counter = Counter()
     table = recorded()
     for shape in chosen:
         say(shape.name)
@@ -203,9 +172,17 @@ def main():
             mine = {key: row for key, row in rows.items() if key[1] == workload}
             refused = {key[2]: row[3] for key, row in mine.items() if row[3]}
             print(f"{workload}: {sum(row[1] for row in mine.values()):,} packets; not computed: {refused}", flush=True)
-        text = HEAD.format(crate=fetch.LLAMA_0_6.requirement, ggml=ggml_version(), date=datetime.date.today())
         lines = [" ".join(map(str, (*key, *row))) for key, row in wholes.ordered(table)]
-        TABLE.write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
+        TABLE.write_text(heading(HEAD) + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main():
+    names = sys.argv[1:]
+    if not names or "operations" in names:
+        count_operations()
+    chosen = [shapes.named(name) for name in names if name != "operations"]
+    if chosen or not names:
+        count_models(chosen or shapes.SHAPES)
 
 
 if __name__ == "__main__":

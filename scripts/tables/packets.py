@@ -1,6 +1,7 @@
 """Ablations of the Hexagon kernels as counted packets: dequantization, softmax, and the parts of attention."""
 
 import figures
+import peer_operations
 from tables.page import Page, Table, number
 
 # Positions, and query rows, of the softmax ablation in the EuroSys'26 paper.
@@ -10,12 +11,9 @@ QUERIES = [1, 4, 16]
 COUNTED = 1024
 ARCHS = {"v73": "V73, V75 (IEEE)", "v79": "V79 (qfloat)"}
 
-# ggml-hexagon's dequantizer of ggml 0.26.0, and its whole products with Q4_0 and F16 weights of K = N = 2048 by rows, packets
-# for a tile on V73 and V79.
-# SOURCE: counted in the same emulator, compiled by clang 22, 2026-11-22 (docs/results/cost.md).
+# ggml-hexagon's dequantizer of ggml 0.26.0, packets for a tile on V73 and V79.
+# SOURCE: counted in the same emulator, compiled by clang 22, 2026-11-22.
 GGML_HEXAGON_DEQUANTIZE = {"v73": 55.3, "v79": 55.3}
-GGML_HEXAGON_WHOLE = {"q4_0": {4: (81.3, 75.2), 32: (59.1, 59.1), 128: (70.7, 70.7)},
-                      "f16": {4: (243, 105.5), 32: (182, 182), 128: (194, 194)}}
 
 
 def dequantization(counted):
@@ -23,14 +21,18 @@ def dequantization(counted):
     def whole(arch, kind, rows):
         return number(counted[arch, f"whole_mul_mat_{kind}_m{rows}"])
 
+    others = peer_operations.recorded()
+
+    def other(arch, kind, rows):
+        return number(others[arch, f"mul_mat_{kind}_m{rows}"][0])
+
     rows = []
-    for column, arch in enumerate(ARCHS):
-        upstream = GGML_HEXAGON_WHOLE
+    for arch in ARCHS:
         rows += [
             [ARCHS[arch], "rows of Q4_0 blocks, scatter", number(counted[arch, "conventional_rows_q4_0"]), "–", "–", "–"],
             ["", "tiles of Q4_0, arithmetic", number(counted[arch, "conventional_tiles_q4_0"]), "–", "–", "–"],
             ["", "ggml-hexagon's tiles of Q4_0", number(GGML_HEXAGON_DEQUANTIZE[arch]),
-             *(number(upstream["q4_0"][m][column]) for m in (4, 32, 128))],
+             *(other(arch, "q4_0", m) for m in (4, 32, 128))],
             ["", "groups of 2 × 16 (`--tile-group`)", number(counted[arch, "dequantize_q4_tile"]), "–", "–", "–"],
             ["", "the same, of 8 bits", number(counted[arch, "dequantize_q8_tile"]), "–", "–", "–"],
             ["", "Q4_0, this backend", number(counted[arch, "dequantize_q4_0"]),
@@ -38,7 +40,7 @@ def dequantization(counted):
             ["", "Q8_0, this backend", number(counted[arch, "dequantize_q8_0"]),
              *(whole(arch, "q8_0", m) for m in (4, 32, 128))],
             ["", "none: F16 weights, this backend", "0", *(whole(arch, "f16", m) for m in (4, 32, 128))],
-            ["", "none: F16 weights, ggml-hexagon", "0", *(number(upstream["f16"][m][column]) for m in (4, 32, 128))],
+            ["", "none: F16 weights, ggml-hexagon", "0", *(other(arch, "f16", m) for m in (4, 32, 128))],
         ]
     return Table("## Dequantization\n\nPackets for a tile of 32 × 32 weights: the dequantizer alone, and the whole product of "
                  "M rows with weights of K = N = 2048, with the preparation of activations and the writing of results. The "
