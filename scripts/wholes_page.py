@@ -123,7 +123,7 @@ def speed_of(shape):
     """Returns the first published speed of ggml-hexagon for a model on this chip: tokens/s of a prompt, of generation, and
     where."""
     model = [shape.arch, str(shape.layers), str(shape.keys["embedding_length"]), wholes.LIBRARY]
-    for *key, kind, prompt, token, program, rest in (words[:8] + [" ".join(words[8:])] for words in published("speed")):
+    for *key, kind, prompt, token, program, rest in ([*words[:8], " ".join(words[8:])] for words in published("speed")):
         if key == model and program == "ggml-hexagon,":
             return prompt, token, f"{kind}, {rest}"
     return "", "", ""

@@ -17,7 +17,9 @@ from project import Problem, cpu_env
 MODEL = shapes.SHAPES[0]
 
 # Models that `ggml-npu model` knows, and how far its packets may be from the counted ones.
-RECKONED = {"Qwen3-0.6B": 0.1, "Qwen3-4B": 0.1, "Llama-3.2-1B": 0.1, "Qwen2.5-1.5B": 0.15, "Gemma-3-1B": 0.25, "Phi-3-mini": 0.25}
+RECKONED = {"Qwen3-0.6B": 0.1, "Qwen3-4B": 0.1, "Llama-3.2-1B": 0.1, "Qwen2.5-1.5B": 0.15, "Gemma-3-1B": 0.25,
+            "Phi-3-mini": 0.25}
+REPORT = ["--chip", wholes.CHIP, "--context", "512,1024", "--batch", "1,8", "--json"]
 
 
 class Wholes(unittest.TestCase):
@@ -43,9 +45,8 @@ class Wholes(unittest.TestCase):
         for shape in (it for it in shapes.SHAPES if it.name in RECKONED):
             path = shapes.write(shape, shape.layers, program)
             self.addCleanup(path.unlink)
-            text = subprocess.run([tool, "model", path, "--chip", wholes.CHIP, "--context", "512,1024", "--batch", "1,8", "--json"],
-                                  check=True, stdout=subprocess.PIPE, env=cpu_env()).stdout
-            report = json.loads(text)
+            done = subprocess.run([tool, "model", path, *REPORT], check=True, stdout=subprocess.PIPE, env=cpu_env())
+            report = json.loads(done.stdout)
             steps = {(row["context"], row["batch"]): row["packets"] for row in report["generation"]}
             have = {"prompt": report["prompts"][0]["packets"], "token": steps[1024, 1], "sequences": steps[1024, 8]}
             for workload, packets in have.items():
