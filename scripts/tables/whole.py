@@ -9,7 +9,8 @@ from tables.page import Page, Table, number
 # What a unit of an operation is, by the start of its name; of others it is the operation.
 UNITS = {"mul_mat": "tile", "attention": "position and query head"}
 PARTS = [("mul_mat", "## Products with weights\n\n`mul_mat_T_mM`: weights of type T, K = N = 2048, M rows, with the "
-          "preparation of activations. `16_bits`: activations of 16 bits, which devices have where they cost no time; ggml-hexagon has 8."),
+          "preparation of activations. `16_bits`: activations of 16 bits, which devices have where they cost no time; "
+          "ggml-hexagon has 8."),
          ("attention", "## Attention\n\n`attention_T_hD_QonK_rR`: Q query heads of D elements on K heads of keys and values, R "
           "rows, 1024 positions, a cache of type T, an F16 mask."),
          ("", "## Other operations\n\nSizes are elements of a row, then heads or rows.")]
