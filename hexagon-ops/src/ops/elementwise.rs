@@ -158,7 +158,11 @@ fn map_rows(
     // A single row has nothing to share, and is the usual one of a token.
     if dst.shape.ne[1..] != [1; 3] {
         if is_flat(&dst.shape, &src) {
-            return map_flat(engine, f, dst, src);
+            return if src.iter().any(|src| matches!(src, Source::InPlace)) {
+                map_flat_in_place(engine, f, dst, src)
+            } else {
+                map_flat(engine, f, dst, src)
+            };
         }
         if dst.len() >= 2 * engine.threads()
             && let Some(second) = Other::of(&dst.shape, &src, f)
@@ -180,8 +184,8 @@ fn is_flat(dst: &Shape, src: &[&Source<'_>; 2]) -> bool {
     let fits = |shape: &Shape| shape.dtype == Type::F32 && shape.is_gapless();
     let is_same = |src: &&Source<'_>| match src {
         Source::Apart(view) => view.shape.ne == dst.ne && fits(&view.shape),
-        Source::InPlace => false,
-        Source::None => true,
+        // It is the result's memory.
+        Source::InPlace | Source::None => true,
     };
     fits(dst) && src.iter().all(is_same)
 }
@@ -212,6 +216,44 @@ fn map_flat(engine: &Engine, f: Function, dst: ViewMut<'_>, src: [&Source<'_>; 2
                 if let Some(next) = next.get(BLOCK..) {
                     let bytes = size_of_val(&next[..next.len().min(2 * BLOCK)]);
                     cache::fetch(next.as_ptr().cast(), bytes);
+                }
+                map_floats(f, a, b, out);
+            }
+        });
+}
+
+/// Runs `f` on all elements of operands that [`is_flat`] accepts, of which one or both are in the result's place: their
+/// elements are copied before they are written over.
+fn map_flat_in_place(engine: &Engine, f: Function, dst: ViewMut<'_>, src: [&Source<'_>; 2]) {
+    let n = dst.shape.elems();
+    let shape = dst.shape.with_rows(n);
+    let packets = || row_packets(n, f.packets());
+    dst.reshaped(shape)
+        .for_row_parts_with_chunks(engine, packets, |mut row, [old, ..]| {
+            let first = row.first;
+            let apart = src.map(|src| flat(src, shape).get(first..).unwrap_or_default());
+            let out = row.floats().unwrap_or_default();
+            let own = out.as_ptr_range();
+            for (i, out) in out.chunks_mut(CHUNK).enumerate() {
+                let at = i * CHUNK;
+                let old = &mut old[..out.len()];
+                old.copy_from_slice(out);
+                let [a, b] = [0, 1].map(|i| match src[i] {
+                    Source::InPlace => &*old,
+                    _ => apart[i].get(at..).unwrap_or_default(),
+                });
+                if at % BLOCK == 0 {
+                    // Both take turns, because a fetch ends the one before it.
+                    let other = apart.iter().find(|apart| !apart.is_empty());
+                    let all = match other {
+                        Some(other) if at % (2 * BLOCK) == 0 => other.as_ptr_range(),
+                        _ => own.clone(),
+                    };
+                    let next = all.start.wrapping_add(at + BLOCK);
+                    if next < all.end {
+                        let left = all.end.addr() - next.addr();
+                        cache::fetch(next.cast(), left.min(2 * BLOCK * size_of::<f32>()));
+                    }
                 }
                 map_floats(f, a, b, out);
             }
