@@ -162,7 +162,7 @@ static _Atomic(void (*)(ggml_backend_buffer_t)) cpu_free_buffer;
 // Frees host memory, beside whose weights the device may hold packed forms.
 static void host_free_buffer(ggml_backend_buffer_t buffer) {
   npu_host_memory_freed(device_of(buffer->buft)->index,
-                        ggml_backend_buffer_get_base(buffer), buffer->size);
+                        buffer->iface.get_base(buffer), buffer->size);
   atomic_load_explicit(&cpu_free_buffer, memory_order_relaxed)(buffer);
 }
 

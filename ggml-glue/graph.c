@@ -189,10 +189,9 @@ static uint32_t place_of(const struct glue_device *device,
     const bool packs_beside =
         shares || (owner->op == GGML_OP_NONE &&
                    (buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS ||
-                    ggml_is_quantized(owner->type)) &&
+                    ggml_get_type_traits(owner->type)->is_quantized) &&
                    (owner->flags & GGML_TENSOR_FLAG_PARAM) == 0);
-    return packs_beside && buffer->size > 0 ? NPU_PLACE_DEVICE
-                                            : NPU_PLACE_HOST;
+    return packs_beside && buffer->size > 0 ? NPU_PLACE_DEVICE : NPU_PLACE_HOST;
   }
   return ggml_backend_buft_is_host(buffer->buft) ? NPU_PLACE_HOST
                                                  : NPU_PLACE_OTHER;

@@ -5,13 +5,15 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Numbers, PLAIN, Weight, contiguous, device, mul_mat, packed, tensor};
+use common::{Numbers, PLAIN, Weight, contiguous, device, device_with, mul_mat, packed, tensor};
 use ggml_rust_npu::backend::{Device, Node};
+use ggml_rust_npu::error::Result;
 use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::host_memory::{Region, RegionMut};
 use ggml_rust_npu::rockchip::RkDevice;
 use ggml_rust_npu::rockchip::caps;
 use ggml_rust_npu::tensor::DType;
+use rknpu_ops::sim::{self, parse_faults};
 
 const K: usize = 256;
 const N: usize = 96;
@@ -46,6 +48,10 @@ fn operation<'a>(w: &'a Weight, act: &'a [f32], place: Place) -> Operation<'a> {
 
 /// The product with a weight in host memory, in a graph of that number.
 fn product(device: &RkDevice, w: &Weight, graph: u64) -> Vec<f32> {
+    try_product(device, w, graph).unwrap()
+}
+
+fn try_product(device: &RkDevice, w: &Weight, graph: u64) -> Result<Vec<f32>> {
     let act = activations();
     let mut result = vec![f32::NAN; N * M];
     let mut node = Node {
@@ -55,8 +61,7 @@ fn product(device: &RkDevice, w: &Weight, graph: u64) -> Vec<f32> {
         dst: None,
         src: [None; 7],
     };
-    device.compute(&mut node, graph).unwrap();
-    result
+    device.compute(&mut node, graph).map(|_| result)
 }
 
 /// The product with a weight that was packed when it was written.
@@ -141,4 +146,29 @@ fn many_loads_and_frees_leave_no_memory_of_the_npu_behind() {
         assert_eq!(device.bytes_beside(), 0);
         assert_eq!(device.address_space(), before);
     }
+}
+
+#[test]
+fn weights_without_room_are_the_cpu_s_until_memory_is_freed() {
+    let (first, second) = (weight(1, DType::F16), weight(2, DType::F16));
+    let with_faults = |faults: &str| {
+        let mut options = sim::Options::new(caps::RK3588.soc);
+        options.faults = parse_faults(faults).unwrap();
+        let (device, rknn) = device_with(options, &caps::RK3588).unwrap();
+        product(&device, &first, 1);
+        (device, rknn)
+    };
+    let call = "rknn_create_mem";
+    let calls = with_faults("").1.stand_in().unwrap().calls(call);
+    let (device, _rknn) = with_faults(&format!("{call}:{}+=-4", calls + 1));
+    let act = activations();
+    let is_for_cpu = || device.prefers_cpu(&operation(&second, &act, Place::Device));
+    assert!(!is_for_cpu());
+    assert!(device.bytes_beside() > 0);
+    // No room for one product either.
+    assert!(try_product(&device, &second, 2).unwrap_err().is_shortage());
+    assert_eq!(device.bytes_beside(), 0);
+    assert!(is_for_cpu());
+    forget(&device, &first);
+    assert!(!is_for_cpu());
 }

@@ -17,6 +17,9 @@ const M: usize = 5;
 /// Bytes of a buffer before the weight in it.
 const AT: usize = 256;
 
+/// A way to write a weight.
+type Write = fn(&Shared, &Weight);
+
 /// A weight in memory that the CPU uses, too.
 struct Shared {
     device: Arc<HexDevice>,
@@ -149,7 +152,7 @@ fn a_write_is_noticed_whoever_makes_it() {
     let (old, new) = (weight(1, Kind::F16), weight(2, Kind::F16));
     let [want_old, want_new] = [&old, &new].map(|w| packed_product(&device, w));
     assert_ne!(want_old, want_new);
-    let writes: [(&str, fn(&Shared, &Weight)); 5] = [
+    let writes: [(&str, Write); 5] = [
         ("the whole", |shared, new| {
             let content = Content::Bytes(&new.bytes);
             (shared.buffer)
