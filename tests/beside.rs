@@ -10,8 +10,8 @@ use ggml_rust_npu::backend::{Device, Node};
 use ggml_rust_npu::error::Result;
 use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::host_memory::{Region, RegionMut};
-use ggml_rust_npu::rockchip::RkDevice;
 use ggml_rust_npu::rockchip::caps;
+use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::DType;
 use rknpu_ops::sim::{self, parse_faults};
 
@@ -170,5 +170,22 @@ fn weights_without_room_are_the_cpu_s_until_memory_is_freed() {
     assert_eq!(device.bytes_beside(), 0);
     assert!(is_for_cpu());
     forget(&device, &first);
+    assert!(!is_for_cpu());
+}
+
+/// Without room for their packed form, the graph would fail.
+#[test]
+fn weights_that_no_address_space_takes_are_the_cpu_s() {
+    let w = weight(1, DType::F16);
+    let mut options = sim::Options::new(caps::RK3588.soc);
+    // One address space.
+    options.driver_version = "0.9.5".into();
+    let (device, _rknn) = device_with(options, &caps::RK3588).unwrap();
+    let act = activations();
+    let is_for_cpu = || device.prefers_cpu(&operation(&w, &act, Place::Device));
+    assert!(!is_for_cpu());
+    let others = RkBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES).unwrap();
+    assert!(is_for_cpu());
+    drop(others);
     assert!(!is_for_cpu());
 }

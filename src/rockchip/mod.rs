@@ -137,6 +137,13 @@ impl RkDevice {
         }
     }
 
+    /// Returns `true` if there may be room for the packed form of weights beside them: without it a graph would fail.
+    fn has_room_beside(&self, weights: &Tensor) -> bool {
+        let (free, _) = self.address_space();
+        let layout = plan::weight_layout(&self.target, weights);
+        !self.beside.is_full() && layout.is_some_and(|layout| layout.bytes() <= free)
+    }
+
     /// Returns the bytes that weights can still take in the NPU's address spaces, and could take in
     /// all.
     #[must_use]
@@ -209,7 +216,7 @@ impl Device for RkDevice {
     fn prefers_cpu(&self, operation: &Operation) -> bool {
         let weights = operation.src[0].as_ref();
         plan::prefers_cpu(&self.target, operation)
-            || weights.is_some_and(|it| it.place == Place::Device) && self.beside.is_full()
+            || weights.is_some_and(|it| it.place == Place::Device && !self.has_room_beside(it))
             || operation.op == Op::FlashAttnExt && !self.has_room_for(operation)
     }
 
