@@ -156,6 +156,16 @@ static void note_size_of(const struct glue_device *device,
   }
 }
 
+// What frees a buffer of the CPU backend.
+static _Atomic(void (*)(ggml_backend_buffer_t)) cpu_free_buffer;
+
+// Frees host memory, beside whose weights the device may hold packed forms.
+static void host_free_buffer(ggml_backend_buffer_t buffer) {
+  npu_host_memory_freed(device_of(buffer->buft)->index,
+                        buffer->iface.get_base(buffer), buffer->size);
+  atomic_load_explicit(&cpu_free_buffer, memory_order_relaxed)(buffer);
+}
+
 static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
                                                size_t size) {
   const struct glue_device *device = device_of(buft);
@@ -170,6 +180,12 @@ static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
       ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
   if (buffer != NULL) {
     buffer->buft = buft;
+  }
+  // ggml's dummy of size 0 has no functions.
+  if (buffer != NULL && buffer->iface.free_buffer != NULL) {
+    atomic_store_explicit(&cpu_free_buffer, buffer->iface.free_buffer,
+                          memory_order_relaxed);
+    buffer->iface.free_buffer = host_free_buffer;
   }
   return buffer;
 }

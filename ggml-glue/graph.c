@@ -184,7 +184,14 @@ static uint32_t place_of(const struct glue_device *device,
         atomic_load_explicit(&device->is_sliced, memory_order_relaxed)) {
       return NPU_PLACE_NONE; // a slice of weights, which is packed at each use
     }
-    return shares && buffer->size > 0 ? NPU_PLACE_DEVICE : NPU_PLACE_HOST;
+    // Weights in it are packed beside their own bytes, but for those that a
+    // program trains, and so writes again and again.
+    const bool packs_beside =
+        shares || (owner->op == GGML_OP_NONE &&
+                   (buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS ||
+                    ggml_get_type_traits(owner->type)->is_quantized) &&
+                   (owner->flags & GGML_TENSOR_FLAG_PARAM) == 0);
+    return packs_beside && buffer->size > 0 ? NPU_PLACE_DEVICE : NPU_PLACE_HOST;
   }
   return ggml_backend_buft_is_host(buffer->buft) ? NPU_PLACE_HOST
                                                  : NPU_PLACE_OTHER;

@@ -314,6 +314,9 @@ struct npu_buffer *npu_buffer_new(size_t device, size_t size, bool shared);
 // `buffer` came from `npu_buffer_new` and is not used any more.
 void npu_buffer_free(struct npu_buffer *buffer);
 
+// Tells a device that host memory of its own buffer type is about to be freed. Reads none of it.
+void npu_host_memory_freed(size_t device, const void *base, size_t size);
+
 // Returns the first byte of a packed buffer, as an address in ggml's numbering.
 //
 // # Safety

@@ -24,6 +24,7 @@
 //! | [`error`], [`tensor`], [`graph`] | the error type; types and shapes; operations as ggml hands them over |
 //! | [`config`] | the environment variables, the settings file, the rules |
 //! | [`host_memory`] | memory that ggml owns, as slices |
+//! | [`beside`] | packed forms beside weights in memory that programs write in place |
 //! | [`files`], [`gguf`], [`packfile`], [`dequantize`], [`loss`] | model files, and weights packed before they are loaded |
 //! | [`reference`](mod@reference) | the oracle that self-tests and tests compare with |
 //! | [`driver`] | what both vendors' libraries have in common: loading, tracing |
@@ -38,6 +39,7 @@
 
 pub mod abi;
 pub mod backend;
+pub mod beside;
 pub mod config;
 pub mod dequantize;
 pub mod driver;

@@ -10,7 +10,14 @@ use std::path::{Path, PathBuf};
 const LADDER: [&[&str]; 10] = [
     &["error", "ggml_version", "tensor", "files", "gguf", "loss"],
     &["hexagon::caps", "rockchip::caps"],
-    &["config", "host_memory", "dequantize", "driver", "reference"],
+    &[
+        "beside",
+        "config",
+        "host_memory",
+        "dequantize",
+        "driver",
+        "reference",
+    ],
     &["graph", "packfile", "timeline"],
     &["backend"],
     &[

@@ -192,7 +192,7 @@ fn any_node(
 /// A product that every device computes right, whatever it was asked before.
 struct Product {
     device: usize,
-    _weights: Buffer,
+    weights: Buffer,
     memory: Option<Buffer>,
     host: Box<[f32; 3 * 64]>,
     node: Node,
@@ -200,18 +200,25 @@ struct Product {
 
 const K: usize = 64;
 
+/// Writes a multiple of the unit matrix, of 2 or 3.
+fn write_unit_matrix(weights: &Buffer, w: &Tensor, factor: u16) {
+    let mut halves = [0u16; K * K];
+    // F16 has 2 as 0x4000 and 3 as 0x4200.
+    (0..K).for_each(|i| halves[i * (K + 1)] = 0x4000 + (factor - 2) * 0x200);
+    assert_eq!(
+        weights.set(w, bytemuck::cast_slice(&halves), 0),
+        NPU_STATUS_OK
+    );
+}
+
 impl Product {
-    fn new(device: usize) -> Self {
+    /// - `is_shared`: whether its weights are in memory that the CPU uses, too, and are written before each product
+    fn new((device, is_shared): (usize, bool)) -> Self {
         let w = Tensor::dense(F16, [K, K, 1, 1]);
-        let weights = Buffer::new(device, alloc_size(device, &w), false).expect("a small buffer");
+        let bytes = alloc_size(device, &w);
+        let weights = Buffer::new(device, bytes, is_shared).expect("a small buffer");
         let w = weights.tensor(w, 0, NPU_ROLE_WEIGHTS);
-        // The unit matrix, doubled.
-        let mut halves = [0u16; K * K];
-        (0..K).for_each(|i| halves[i * (K + 1)] = 0x4000);
-        assert_eq!(
-            weights.set(&w, bytemuck::cast_slice(&halves), 0),
-            NPU_STATUS_OK
-        );
+        write_unit_matrix(&weights, &w, 2);
         let mut host = Box::new([0.0; 3 * K]);
         let [act, dst] = [0, 1].map(|_| Tensor::dense(F32, [K, 1, 1, 1]));
         let memory =
@@ -228,14 +235,19 @@ impl Product {
         let (act, dst) = (place(act, 0, &mut *host), place(dst, K, &mut *host));
         Self {
             device,
-            _weights: weights,
+            weights,
             memory,
             host,
             node: node(c"MUL_MAT", dst, &[w, act]),
         }
     }
 
-    fn check(&mut self, seed: f32) {
+    fn check(&mut self, seed: f32, factor: u16) {
+        let is_written = self.weights.is_shared;
+        if is_written {
+            write_unit_matrix(&self.weights, &self.node.src[0], factor);
+        }
+        let factor = f32::from(if is_written { factor } else { 2 });
         let x: Vec<f32> = (0..K).map(|i| seed + i as f32).collect();
         match &self.memory {
             Some(memory) => {
@@ -268,8 +280,8 @@ impl Product {
         for (have, x) in have.iter().zip(&x) {
             // Eight bits for a row of activations, or FP16.
             assert!(
-                (have - 2.0 * x).abs() < 2.0,
-                "device {}: {have} for 2 * {x}",
+                (have - factor * x).abs() < factor,
+                "device {}: {have} for {factor} * {x}",
                 self.device
             );
         }
@@ -372,9 +384,10 @@ fuzz_target!(|bytes: &[u8]| {
     run(&mut Input::new(bytes));
     PRODUCTS.with_borrow_mut(|products| {
         if products.is_empty() {
-            products.extend([RK, HEX].map(Product::new));
+            products.extend([(RK, false), (HEX, false), (HEX, true)].map(Product::new));
         }
-        let seed = f32::from(bytes.first().copied().unwrap_or(0));
-        products.iter_mut().for_each(|product| product.check(seed));
+        let seed = bytes.first().copied().unwrap_or(0);
+        let check = |product: &mut Product| product.check(f32::from(seed), 2 + u16::from(seed % 2));
+        products.iter_mut().for_each(check);
     });
 });

@@ -89,6 +89,17 @@ pub unsafe extern "C" fn npu_buffer_free(buffer: *mut NpuBuffer) {
     release("npu_buffer_free", unsafe { Box::from_raw(buffer) });
 }
 
+/// Tells a device that host memory of its own buffer type is about to be freed. Reads none of it.
+#[unsafe(no_mangle)]
+pub extern "C" fn npu_host_memory_freed(device: usize, base: *const c_void, size: usize) {
+    guard("npu_host_memory_freed", (), || {
+        if let Some(entry) = entry(device).filter(|_| !is_forked()) {
+            let start = base.addr();
+            entry.device.forget(start..start.saturating_add(size));
+        }
+    });
+}
+
 /// Returns the first byte of a packed buffer, as an address in ggml's numbering.
 ///
 /// # Safety

@@ -86,9 +86,9 @@ struct DeviceEntry {
 }
 
 impl DeviceEntry {
-    /// Returns the bytes of the device's buffers.
+    /// Returns the bytes of the device's buffers, and of what it holds besides.
     fn held_bytes(&self) -> usize {
-        self.held_bytes.load(Ordering::Relaxed)
+        self.held_bytes.load(Ordering::Relaxed) + self.device.bytes_beside()
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -55,6 +56,12 @@ pub trait Device: Debug + Send + Sync {
 
     /// Returns the memory that its tensors live in.
     fn buffers(&self) -> Buffers;
+
+    /// Returns the bytes of memory that it holds besides its buffers: packed forms of weights that lie in ggml's layout.
+    fn bytes_beside(&self) -> usize;
+
+    /// Gives back what it holds for weights at addresses of host memory that is about to be freed.
+    fn forget(&self, _memory: Range<usize>) {}
 
     /// Returns the alignment of tensors in a buffer, in bytes.
     fn alignment(&self) -> usize;

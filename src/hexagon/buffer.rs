@@ -19,8 +19,10 @@ use crate::graph::{Place, Role, Tensor};
 use crate::packfile::{Packs, Wanted};
 use crate::tensor::{DType, Dequantize, Format};
 
+pub(super) use self::beside::{Beside, Found, Place as PlaceBeside, Used};
 pub(super) use self::ranges::Ranges;
 
+mod beside;
 mod ranges;
 
 /// Alignment of tensors: packed weights are lines, and the DSP moves lines.
@@ -51,6 +53,8 @@ pub struct HexBuffer {
     writing: Mutex<()>,
     /// All memory of the device that the CPU reads in place.
     all_shared: SharedBuffers,
+    /// Packed forms of weights that the CPU reads in place.
+    beside: Option<Arc<Beside>>,
     /// The device's lock of the forms that tensors lie in.
     layouts: Arc<RwLock<()>>,
 }
@@ -171,12 +175,14 @@ impl HexBuffer {
     /// # Errors
     /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
     pub fn new(device: &HexDevice, bytes: usize, shared: bool) -> Result<Self> {
-        let memory = Arc::new(device.npu.allocate(bytes)?);
+        let memory = Arc::new(device.allocate_buffer(bytes)?);
         if shared {
             let mut all = (device.shared.lock()).unwrap_or_else(PoisonError::into_inner);
             all.retain(|buffer| buffer.strong_count() > 0);
             all.push(Arc::downgrade(&memory));
         }
+        let packs_beside = shared && device.packs_beside();
+        let beside = packs_beside.then(|| device.with_forms(Beside::new(device, &memory)));
         Ok(Self {
             memory,
             shared,
@@ -188,6 +194,7 @@ impl HexBuffer {
             packs: device.packs(),
             writing: Mutex::default(),
             all_shared: Arc::clone(&device.shared),
+            beside,
             layouts: Arc::clone(&device.layouts),
         })
     }
@@ -197,8 +204,29 @@ impl HexBuffer {
         self.used_by_cpu.load(Ordering::Relaxed)
     }
 
+    /// Returns the packed forms beside its weights, if the device packs weights of this buffer so.
+    pub(super) fn beside(&self) -> Option<&Arc<Beside>> {
+        self.beside.as_ref()
+    }
+
+    /// Notes that a graph is about to write a range.
+    pub(super) fn note_computed(&self, range: Range<usize>) {
+        if let Some(beside) = &self.beside {
+            beside.computed(&range);
+        }
+        self.note(range);
+    }
+
+    /// Notes that the program writes a range.
+    fn note_written(&self, range: Range<usize>) {
+        if let Some(beside) = &self.beside {
+            beside.written(&range);
+        }
+        self.note(range);
+    }
+
     /// Notes that the packed form of a tensor that lies below must not take bytes of a range.
-    pub(super) fn note_written(&self, range: Range<usize>) {
+    fn note(&self, range: Range<usize>) {
         if let Some(written) = &self.written {
             let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
             written.insert(range);
@@ -591,6 +619,9 @@ impl Buffer for HexBuffer {
     }
 
     fn take_from_cpu(&self, tensor: &Tensor) {
+        if let Some(beside) = &self.beside {
+            beside.computed(&tensor.span());
+        }
         self.memory.clean(tensor.span());
     }
 }

@@ -14,12 +14,13 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::Duration;
 
 use hexagon_ops::wire::Power;
 
+use self::buffer::Beside;
 use self::caps::{HexCaps, HexRates};
 use self::device::{DeviceBuffer as Memory, Domain, Floats, HexNpu, Serving, SessionOptions};
 use self::driver::FastRpc;
@@ -31,6 +32,7 @@ use crate::backend::{Buffer, Buffers, Device, Limit, Share, Stream};
 use crate::config::{ActivationBits, Repack};
 use crate::error::Result;
 use crate::graph::{Op, Operation, Place, Refusal, Tensor};
+use crate::host_memory::system_memory;
 use crate::packfile::Packs;
 use crate::tensor::DType;
 
@@ -104,6 +106,11 @@ pub struct HexDevice {
     packs: OnceLock<Arc<Packs>>,
     trace: Option<Trace>,
     shared: SharedBuffers,
+    /// The packed forms beside weights of each buffer that the CPU uses, and the bytes of memory that they take.
+    forms: Mutex<Vec<Weak<Beside>>>,
+    beside_bytes: Arc<AtomicUsize>,
+    /// Returns the free and total bytes of the machine's memory.
+    machine: fn() -> Share,
     /// Largest tensor that is accepted, and the names of larger ones that were logged.
     max_tensor_bytes: usize,
     told: Mutex<BTreeSet<String>>,
@@ -226,6 +233,9 @@ impl HexDevice {
             packs: OnceLock::new(),
             trace,
             shared: SharedBuffers::default(),
+            forms: Mutex::default(),
+            beside_bytes: Arc::default(),
+            machine: system_memory,
             max_tensor_bytes: max_tensor_bytes(settings.address_bytes),
             told: Mutex::default(),
         })
@@ -306,6 +316,48 @@ impl HexDevice {
         (packed.iter()).for_each(|(home, range)| home.unpack(range));
     }
 
+    /// Returns `true` if weights in memory that the CPU uses, too, are packed beside it.
+    fn packs_beside(&self) -> bool {
+        self.repack == Repack::Weights
+    }
+
+    /// Notes the forms of a buffer, to be given back when memory is short.
+    fn with_forms(&self, beside: Beside) -> Arc<Beside> {
+        let beside = Arc::new(beside);
+        let mut all = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|forms| forms.strong_count() > 0);
+        all.push(Arc::downgrade(&beside));
+        beside
+    }
+
+    /// Allocates memory for a buffer. Packed forms beside weights make way for it.
+    ///
+    /// # Errors
+    /// As [`HexNpu::allocate`].
+    fn allocate_buffer(&self, bytes: usize) -> Result<Memory> {
+        if self.beside_bytes.load(Ordering::Relaxed) == 0 {
+            return self.npu.allocate(bytes);
+        }
+        let (free, _) = (self.machine)();
+        if free < bytes {
+            self.release_forms();
+        }
+        self.npu.allocate(bytes).or_else(|_| {
+            self.release_forms();
+            self.npu.allocate(bytes)
+        })
+    }
+
+    /// Gives the memory of all packed forms beside weights back; the next graphs pack them again if there is room.
+    fn release_forms(&self) {
+        let _alone = (self.layouts.write()).unwrap_or_else(PoisonError::into_inner);
+        let all = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
+        log::debug!("{}: packed forms beside weights are given back", self.name);
+        all.iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|forms| forms.release());
+    }
+
     /// Returns the bytes of the largest tensor that is taken.
     #[must_use]
     pub fn max_tensor_bytes(&self) -> usize {
@@ -358,6 +410,10 @@ impl Device for HexDevice {
         }
     }
 
+    fn bytes_beside(&self) -> usize {
+        self.beside_bytes.load(Ordering::Relaxed)
+    }
+
     fn alignment(&self) -> usize {
         ALIGN_BYTES
     }
@@ -380,7 +436,11 @@ impl Device for HexDevice {
             return Some(TOO_LARGE);
         }
         let vtcm_bytes = self.npu.info().vtcm_bytes as usize;
-        let reason = match plan::question(vtcm_bytes, &self.with_places(operation)) {
+        let reason = match plan::question(
+            vtcm_bytes,
+            &self.with_places(operation),
+            self.packs_beside(),
+        ) {
             Err(reason) => reason,
             // A view may repeat its rows.
             Ok(command) => command

@@ -6,7 +6,7 @@ use hexagon_ops::serve::MAX_CHOICES;
 use hexagon_ops::wire;
 
 use super::layout::{WeightLayout, is_plain};
-use crate::graph::{Op, Operation, Place, Refusal, Tensor};
+use crate::graph::{Op, Operation, Place, Refusal, Role, Tensor};
 use crate::tensor::DType;
 
 pub mod cost;
@@ -54,15 +54,22 @@ impl Command {
 /// Plans a node for a question of ggml's. It also refuses nodes that the device could compute, but
 /// should not.
 ///
+/// - `packs_beside`: whether weights in memory that the CPU uses, too, get a packed form beside them
+///
 /// # Errors
 /// The reason why the node is not for this device.
-pub fn question(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Refusal> {
+pub fn question(
+    vtcm_bytes: usize,
+    operation: &Operation,
+    packs_beside: bool,
+) -> Result<Command, Refusal> {
     let Some(weights) = &operation.src[0] else {
         return command(vtcm_bytes, operation, false);
     };
+    let may_be_packed = may_be_packed(weights) || packs_beside && is_packed_beside(weights);
     let packed = match operation.op {
-        Op::MulMat => may_be_packed(weights),
-        Op::MulMatId if may_be_packed(weights) => true,
+        Op::MulMat => may_be_packed,
+        Op::MulMatId if may_be_packed => true,
         // Packing the experts at each use is slower than the CPU.
         Op::MulMatId => return Err("weights are not in packed memory"),
         _ => false,
@@ -80,10 +87,30 @@ pub fn question(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Ref
     }
 }
 
+/// Returns `true` if weights in memory that the CPU uses, too, will be packed beside their own bytes.
+fn is_packed_beside(weights: &Tensor) -> bool {
+    weights.role == Role::Weights && beside_layout(weights).is_some()
+}
+
 /// Returns `true` if weights will be packed. Where no memory is known yet, the answer is about the
 /// operation as such, which packs at use.
 fn may_be_packed(weights: &Tensor) -> bool {
     matches!(weights.place, Place::Packed | Place::Unknown) && WeightLayout::new(weights).is_some()
+}
+
+/// Returns the layout of the packed form that lies beside weights in memory that the CPU uses, too; `None` if they have none. What
+/// is not marked as weights may be, if its type is one of weights: ggml's RPC server marks none.
+#[must_use]
+pub fn beside_layout(weights: &Tensor) -> Option<WeightLayout> {
+    let may_be_weights = match weights.role {
+        Role::Weights => true,
+        Role::State => matches!(weights.dtype, DType::F16 | DType::Quantized { .. }),
+        Role::Result => false,
+    };
+    let has_form = may_be_weights
+        && weights.place == Place::Device
+        && weights.shape.is_contiguous(weights.dtype);
+    has_form.then(|| WeightLayout::new(weights)).flatten()
 }
 
 /// Plans a node.

@@ -11,6 +11,7 @@ use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command as Wire, TensorOp, WIDE_SOURCES};
 
 use self::submission::{Step, Submission};
+use super::buffer::PlaceBeside;
 use super::device::Failed;
 use super::plan::fuse::{fuse, fuse_product};
 use super::plan::{self, Command, cost};
@@ -181,14 +182,14 @@ impl Graphs {
         let (dst, src) = (home(node.dst), node.src.map(home));
         let operation = &self.device.with_places(&node.operation);
         if let Some(home) = dst {
-            home.note_written(operation.dst.span());
+            home.note_computed(operation.dst.span());
         }
         if (self.device.trace.as_ref()).is_some_and(|trace| trace.commands().is_some()) {
             self.current.nodes.push(operation, dst, &src);
         }
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
         let last = self.last.take();
-        let mut command = self.plan(vtcm_bytes, operation, src[0])?;
+        let (mut command, beside) = self.plan(vtcm_bytes, operation, src[0])?;
         self.choose_kernels(&mut command);
         let arch = self.device.npu.caps().arch;
         let step = Step {
@@ -262,7 +263,7 @@ impl Graphs {
             }
             Command::MulMat(body, layout) => {
                 let mut body = **body;
-                self.place_weights(&mut body.weights, layout, operation, src[0])?;
+                self.place_weights(&mut body.weights, layout, operation, src[0], beside)?;
                 self.place_activations(&mut body.act, step, operation, src[1])?;
                 self.place_result(&mut body.dst, &operation.dst, dst)?;
                 accepted(serve::accepts_product(&body))?;
@@ -272,7 +273,7 @@ impl Graphs {
             }
             Command::MulMatId(body, layout) => {
                 let mut body = **body;
-                self.place_weights(&mut body.weights, layout, operation, src[0])?;
+                self.place_weights(&mut body.weights, layout, operation, src[0], beside)?;
                 self.place_activations(&mut body.act, step, operation, src[1])?;
                 self.place_result(&mut body.dst, &operation.dst, dst)?;
                 self.place_rows(&mut body.ids, &operand(operation, 2)?, src[2])?;
@@ -352,15 +353,29 @@ impl Graphs {
         Ok(())
     }
 
-    /// Plans a node: with packed weights in the layout that they have, or else in their type's.
-    fn plan(&self, vtcm_bytes: usize, operation: &Operation, weights: Home) -> Result<Command> {
+    /// Plans a node: with packed weights in the layout that they have, or else in their type's. Returns the place of weights that
+    /// are packed beside their own bytes.
+    fn plan(
+        &mut self,
+        vtcm_bytes: usize,
+        operation: &Operation,
+        weights: Home,
+    ) -> Result<(Command, Option<PlaceBeside>)> {
         let plan = |packed| plan::command(vtcm_bytes, operation, packed).map_err(refused);
         let (Op::MulMat | Op::MulMatId, Some(src0), Some(home)) =
             (operation.op, &operation.src[0], weights)
         else {
-            return plan(false);
+            return Ok((plan(false)?, None));
         };
         let found = home.find(src0);
+        if let Some(layout) = plan::beside_layout(src0)
+            && let Some(beside) = home.beside()
+            && layout.bytes() <= self.device.max_tensor_bytes
+            && let Ok(command) = plan(true)
+            && let Some(place) = self.current.beside(&self.device, beside, src0, &layout)
+        {
+            return Ok((command, Some(place)));
+        }
         // What is not packed is packed at use if it is not multiplied as it lies.
         let mut command = plan(found.is_some()).or_else(|_| plan(true))?;
         // Weights from a pack may have another layout than the one that belongs to their type.
@@ -369,7 +384,7 @@ impl Graphs {
         {
             command.set_weights(found);
         }
-        Ok(command)
+        Ok((command, None))
     }
 
     /// Keeps the graph at hand under a number.
@@ -400,7 +415,7 @@ impl Graphs {
     /// Returns `None` if there is no such graph, or if it cannot be computed in this way.
     fn replay(&mut self, graph: u64) -> Option<std::result::Result<(), Failed>> {
         let (used, submission) = self.remembered.get_mut(&graph)?;
-        if !submission.is_valid(self.device.changes()) {
+        if !submission.is_valid(self.device.changes()) || !submission.has_current_forms() {
             self.remembered.remove(&graph);
             return None;
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+pub(super) use self::beside::{Beside, Form};
 use super::device::{PackedWeights, WeightMemory};
 use super::pack::RowSource;
 use super::{RkDevice, plan};
@@ -14,6 +15,7 @@ use crate::host_memory::Pages;
 use crate::packfile::Wanted;
 use crate::tensor::{DType, Format};
 
+mod beside;
 mod kept;
 
 /// A ggml buffer of packed weights: their packed form in device memory and, at the same offsets,

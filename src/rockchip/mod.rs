@@ -13,16 +13,18 @@
 //! | [`selftest`] | multiplications that an NPU must compute right before it is offered |
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
+use self::buffer::Beside;
 use self::device::{NAME, RkNpu};
 use self::driver::Rknn;
 use self::plan::Target;
 use crate::backend::{Buffer, Buffers, Device, Limit, Share, Stream};
 use crate::error::Result;
-use crate::graph::{Op, Operation, Refusal, Tensor};
+use crate::graph::{Op, Operation, Place, Refusal, Tensor};
 use crate::packfile::Packs;
 use crate::timeline::{DeviceTracks, Timeline};
 
@@ -53,6 +55,8 @@ pub struct RkDevice {
     /// Number of the next graph.
     submissions: AtomicU64,
     packs: OnceLock<Arc<Packs>>,
+    /// Packed forms of weights in host memory.
+    beside: Beside,
     /// The timeline on which nodes are noted.
     tracks: Option<DeviceTracks>,
     /// Logs once that weights are kept for the CPU, and once that there is no memory for more of them.
@@ -94,6 +98,7 @@ impl RkDevice {
             attention_left: AtomicBool::new(false),
             submissions: AtomicU64::new(0),
             packs: OnceLock::new(),
+            beside: Beside::default(),
             tracks: None,
         })
     }
@@ -130,6 +135,13 @@ impl RkDevice {
                 caps::DOMAIN_WEIGHT_BYTES
             );
         }
+    }
+
+    /// Returns `true` if there may be room for the packed form of weights beside them: without it a graph would fail.
+    fn has_room_beside(&self, weights: &Tensor) -> bool {
+        let (free, _) = self.address_space();
+        let layout = plan::weight_layout(&self.target, weights);
+        !self.beside.is_full() && layout.is_some_and(|layout| layout.bytes() <= free)
     }
 
     /// Returns the bytes that weights can still take in the NPU's address spaces, and could take in
@@ -173,6 +185,14 @@ impl Device for RkDevice {
         Buffers::HostAndPacked
     }
 
+    fn bytes_beside(&self) -> usize {
+        self.beside.bytes()
+    }
+
+    fn forget(&self, memory: Range<usize>) {
+        self.beside.forget(&self.npu, &memory);
+    }
+
     fn alignment(&self) -> usize {
         layout::BLOCK_ALIGN_BYTES
     }
@@ -194,7 +214,9 @@ impl Device for RkDevice {
     }
 
     fn prefers_cpu(&self, operation: &Operation) -> bool {
+        let weights = operation.src[0].as_ref();
         plan::prefers_cpu(&self.target, operation)
+            || weights.is_some_and(|it| it.place == Place::Device && !self.has_room_beside(it))
             || operation.op == Op::FlashAttnExt && !self.has_room_for(operation)
     }
 

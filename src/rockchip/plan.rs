@@ -192,7 +192,9 @@ pub fn question(target: &Target, operation: &Operation) -> Result<(), Refusal> {
     // Weights in plain memory, and computed operands, would have to be quantized and packed at each
     // use: the CPU is faster. Where no memory is known yet, the answer is about the operation as
     // such, which packs at use.
-    let in_place = |weights: &Tensor| matches!(weights.place, Place::Packed | Place::Unknown);
+    let in_place = |weights: &Tensor| {
+        matches!(weights.place, Place::Packed | Place::Unknown) || is_packed_beside(target, weights)
+    };
     if !matches!(operation.op, Op::MulMat | Op::MulMatId) {
         return Err(NOT_OURS);
     }
@@ -200,6 +202,17 @@ pub fn question(target: &Target, operation: &Operation) -> Result<(), Refusal> {
         return Err("weights are not in packed memory");
     }
     command(target, operation).map(drop)
+}
+
+/// Returns `true` if a packed form of weights lies beside them: they are in host memory of the device's own type. What is not
+/// marked as weights is if it is quantized: ggml's RPC server marks none.
+#[must_use]
+pub fn is_packed_beside(target: &Target, weights: &Tensor) -> bool {
+    let is_quantized = matches!(weights.dtype, DType::Quantized { .. });
+    weights.place == Place::Device
+        && (weights.role == Role::Weights || weights.role == Role::State && is_quantized)
+        && target.repack != Repack::Off
+        && weights.shape.is_contiguous(weights.dtype)
 }
 
 /// The fate of a weight's bytes once it is packed.
@@ -234,7 +247,7 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 /// - Nodes that the device does not compute. The device claims those, too, so that ggml cuts no
 ///   graph around them.
 /// - Products with operands that would have to be packed at each use, unless they may be weights. Slices of weights
-///   ([`Place::Unknown`]) are.
+///   ([`Place::Unknown`]) are. Weights in host memory of the device's own type are packed once.
 /// - Attention, unless the user has the device compute whatever it can.
 #[must_use]
 pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
@@ -259,15 +272,16 @@ pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     let packs_at_use = match weights.place {
         Place::Host => always || may_be_weights,
         Place::Unknown => true,
-        Place::Packed | Place::Device | Place::Foreign => false,
+        Place::Device => is_packed_beside(target, weights),
+        Place::Packed | Place::Foreign => false,
     };
-    if weights.place == Place::Host && !packs_at_use
+    if matches!(weights.place, Place::Host | Place::Device) && !packs_at_use
         || packs_at_use && command(target, operation).is_err()
     {
         return true;
     }
     m < target.min_m.max(target.min_m_narrow)
-        && matches!(weights.place, Place::Packed | Place::Host | Place::Unknown)
+        && weights.place != Place::Foreign
         && m < target.min_m(weights)
 }
 
@@ -351,7 +365,7 @@ fn mul_mat_id(
 }
 
 fn readable(tensor: &Tensor) -> bool {
-    matches!(tensor.place, Place::Host | Place::Unknown)
+    matches!(tensor.place, Place::Host | Place::Device | Place::Unknown)
 }
 
 /// Checks the operands of any multiplication.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::pack::Rows;
 
+use super::buffer::Form;
 use super::device::{NAME, PackedWeights, WeightMemory, WeightSlice};
 use super::layout::WeightLayout;
 use super::pack::RowSource;
@@ -68,6 +69,8 @@ impl Stream for RkStream {
 enum PackedOperand<'a> {
     /// Packed when they were written.
     Ready(&'a WeightMemory, &'a PackedWeights),
+    /// Packed beside their own bytes.
+    Beside(Arc<Form>),
     /// Packed as they are used, for this node only.
     AtUse(Box<AtUse<'a>>),
 }
@@ -159,6 +162,7 @@ impl PackedOperand<'_> {
                 weights,
                 slice,
             },
+            Self::Beside(form) => form.slice(slice),
             Self::AtUse(at_use) => {
                 at_use.pack(slice);
                 WeightSlice {
@@ -225,7 +229,12 @@ impl RkDevice {
                     let range = src0.packed_offset..src0.packed_offset + bytes;
                     contents.check(&src0, &range, false, "packed in another shape")?;
                 }
-                let packed = self.pack_at_use(command.weights(), src0)?;
+                let beside = plan::is_packed_beside(&self.target, &src0);
+                let form = beside.then(|| self.form_beside(command.weights(), &src0, graph));
+                let packed = match form.flatten() {
+                    Some(form) => PackedOperand::Beside(form),
+                    None => self.pack_at_use(command.weights(), src0)?,
+                };
                 (command, packed)
             }
         };

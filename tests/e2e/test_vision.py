@@ -6,6 +6,7 @@ The vision model has the layers of Gemma 3's (SigLIP, pooling, a projection) and
 import array
 import base64
 import functools
+import json
 import random
 import re
 import struct
@@ -23,6 +24,8 @@ from stocked import DebianStock
 PROGRAM = stock.SOURCES / "vision.py"
 IMAGE, PATCH, MERGE = 112, 14, 2
 EMBEDDING, HEADS, HIDDEN, LAYERS = 128, 2, 256, 3
+# With weights, in a layer.
+PRODUCTS = 6
 # Of SmolLM2-135M.
 TEXT_EMBEDDING = 576
 ERROR = 1e-4
@@ -81,6 +84,17 @@ def picture():
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
+def products_of_layers(timeline):
+    """The number of products with weights of layers that a device computed, and of those on its matrix unit."""
+    events = json.loads(timeline.read_text(encoding="utf-8"))
+    unit = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    shapes = {f"{outputs}x{(IMAGE // PATCH) ** 2}x1x1" for outputs in (EMBEDDING, HIDDEN)}
+    # With what follows it as one command.
+    found = [unit[event["tid"]] for event in events
+             if event["name"].startswith("MUL_MAT") and event["args"].get("shape") in shapes]
+    return found.count("host"), found.count("matrix unit")
+
+
 class Vision(DebianStock):
     def model(self):
         # Neither the CPU nor the devices round activations to 8 bits.
@@ -92,6 +106,9 @@ class Vision(DebianStock):
         return array.array("f", out.read_bytes()), done.log
 
     def test_embeddings_of_an_image_are_those_of_the_cpu(self):
+        """Programs load encoders into memory of the device's default type. Each weight is packed once, and each of its products
+        takes the matrix unit."""
+        weights, images = LAYERS * PRODUCTS, set()
         with tempfile.TemporaryDirectory() as folder:
             mmproj = vision_model(Path(folder) / "mmproj.gguf")
             expected, _ = self.embeddings(mmproj, cpu_env())
@@ -99,15 +116,20 @@ class Vision(DebianStock):
             self.assertEqual(len(expected) % TEXT_EMBEDDING, 0)
             for chip in HEXAGON, SIMULATED:
                 with self.subTest(chip):
-                    found, log = self.embeddings(mmproj, self.with_plugin(device_env(chip), GGML_SCHED_DEBUG="2"))
+                    timeline = Path(folder) / f"{chip}.json"
+                    env = device_env(chip, GGML_RUST_NPU_TRACE=str(timeline), GGML_RUST_NPU_LOG="debug")
+                    found, log = self.embeddings(mmproj, self.with_plugin(env, GGML_SCHED_DEBUG="2"))
                     error = sum((a - b) ** 2 for a, b in zip(expected, found)) / sum(a * a for a in expected)
-                    print(f"{chip}: NMSE {error:.1e}")
+                    products, on_matrix_unit = products_of_layers(timeline)
+                    print(f"{chip}: NMSE {error:.1e}, {on_matrix_unit} of {products} products on the matrix unit")
                     self.assertEqual(len(found), len(expected))
                     self.assertLess(error, ERROR)
-                    # A Rockchip device has the CPU compute products of weights that are not packed.
+                    self.assertEqual(on_matrix_unit, products)
+                    images.add(products / weights)
+                    self.assertEqual(log.count("is packed beside it"), weights)
                     if chip == HEXAGON:
-                        self.assertGreater(error, 0, "the CPU computed both")
                         self.assertEqual(set(re.findall(r"## SPLIT #\d+: (\w+)", log)), {HEXAGON_DEVICE})
+        self.assertEqual(images, {2})
 
     def test_the_command_line_describes_an_image(self):
         with tempfile.TemporaryDirectory() as folder:

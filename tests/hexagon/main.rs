@@ -8,6 +8,7 @@
 )]
 
 mod alloc;
+mod beside;
 mod buffer;
 mod common;
 mod faults;

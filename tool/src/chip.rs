@@ -210,7 +210,7 @@ fn ask_hexagon(caps: &HexCaps, operation: &Operation) -> Result<hexagon::plan::C
     if hexagon::too_large(operation, max_bytes).is_some() {
         return Err(hexagon::TOO_LARGE);
     }
-    hexagon::plan::question(VTCM_BYTES, operation)
+    hexagon::plan::question(VTCM_BYTES, operation, true)
 }
 
 /// Returns an operand whose rows follow each other.

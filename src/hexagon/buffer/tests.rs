@@ -217,3 +217,31 @@ fn what_is_copied_in_pieces_is_copied_whole() {
     buffer.read(&all, 0, &mut have).unwrap();
     assert!(have == content);
 }
+
+#[test]
+fn forms_beside_weights_leave_memory_for_others_and_make_way_for_buffers() {
+    let mut device = HexDevice::of_tests();
+    let weights = Tensor {
+        place: Place::Device,
+        ..weight(DType::F16, AT)
+    };
+    let layout = WeightLayout::new(&weights).unwrap();
+    let buffer = HexBuffer::new(&device, AT + size(&weights), true).unwrap();
+    fill(&buffer, &weights);
+    let beside = buffer.beside().unwrap();
+    // Less than an eighth is free.
+    device.machine = || (1 << 20, 16 << 20);
+    let found = beside.find(&device, &weights, &layout, &[]);
+    assert!(matches!(found, Found::Plain), "{found:?}");
+    device.machine = || (8 << 20, 16 << 20);
+    let Found::Packed(_, used) = beside.find(&device, &weights, &layout, &[]) else {
+        panic!("there is room")
+    };
+    HexBuffer::new(&device, 4096, true).unwrap();
+    assert!(beside.is_current(&used));
+    assert!(device.bytes_beside() > 0);
+    device.machine = || (4095, 16 << 20);
+    HexBuffer::new(&device, 4096, true).unwrap();
+    assert!(!beside.is_current(&used));
+    assert_eq!(device.bytes_beside(), 0);
+}

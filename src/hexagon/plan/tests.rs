@@ -169,7 +169,11 @@ fn what_packed_weights_do_not_take_is_a_product_of_plain_tensors() {
         };
         let act = tensor(DType::Bf16, [64, 4, 1, 1]);
         let dst = tensor(DType::F32, [32, 4, 1, 1]);
-        question(VTCM_BYTES, &operation(Op::MulMat, &[], dst, &[w, act]))
+        question(
+            VTCM_BYTES,
+            &operation(Op::MulMat, &[], dst, &[w, act]),
+            true,
+        )
     };
     for (place, dtype, is_plain) in [
         (Place::Unknown, DType::F16, true),

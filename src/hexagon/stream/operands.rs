@@ -4,7 +4,7 @@ use half::f16;
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
 
-use super::super::buffer::{pack_all, put};
+use super::super::buffer::{PlaceBeside, pack_all, put};
 use super::super::layout::WeightLayout;
 use super::super::plan::cost::Cost;
 use super::super::{HexBuffer, pack};
@@ -14,14 +14,20 @@ use crate::graph::{Op, Operation, Role, Tensor};
 use crate::tensor::DType;
 
 impl Graphs {
-    /// Fills in where weights are: packed when they were written, or packed now.
+    /// Fills in where weights are: packed when they were written, beside them, or packed now.
     pub(super) fn place_weights(
         &mut self,
         weights: &mut Weights,
         layout: &WeightLayout,
         operation: &Operation,
         home: Home,
+        beside: Option<PlaceBeside>,
     ) -> Result<()> {
+        if let Some(place) = beside {
+            weights.buffer = self.current.packed_beside(&place);
+            weights.offset = place.offset as u64;
+            return Ok(());
+        }
         let src0 = operand(operation, 0)?;
         let home = home.ok_or_else(|| no_memory(&src0))?;
         (weights.buffer, weights.offset) = match home.find(&src0) {

@@ -14,7 +14,8 @@ use std::time::Instant;
 
 use hexagon_ops::wire::{Command, MAX_BUFFERS};
 
-use super::super::buffer::Ranges;
+use super::super::buffer::{Beside, Found, PlaceBeside, Ranges, Used};
+use super::super::layout::WeightLayout;
 use super::super::{HexBuffer, HexDevice};
 use super::record::{CommandFile, Nodes};
 use super::rows::{self, Layout};
@@ -57,6 +58,13 @@ struct StoredRows {
     numbers: Layout,
     /// The caches, and the indices of their buffers.
     caches: Vec<(usize, Layout)>,
+}
+
+/// A packed form beside a weight, which may be forgotten.
+#[derive(Debug)]
+struct UsedForm {
+    beside: Weak<Beside>,
+    used: Used,
 }
 
 /// Bytes of rows, and their buffer.
@@ -108,6 +116,8 @@ pub(super) struct Submission {
     pub(super) nodes: Nodes,
     named: Vec<NamedBuffer>,
     stored: Vec<StoredRows>,
+    /// Packed forms beside weights that the commands read.
+    forms: Vec<UsedForm>,
     /// Scratch buffers for operands that are converted or packed, and the number of those in use.
     scratch: Vec<DeviceBuffer>,
     taken: usize,
@@ -115,7 +125,8 @@ pub(super) struct Submission {
     list: Option<DeviceBuffer>,
     /// The commands have no such memory, because numbers for buffers are few.
     in_ring: bool,
-    /// The commands are not all: the host has packed weights for this one time.
+    /// The graph is to be planned again: the commands are not all, because the host has packed weights for this one time, or
+    /// weights will be packed later.
     pub(super) once: bool,
     /// [`super::super::HexDevice::changes`] when it was made.
     changes: u64,
@@ -129,6 +140,7 @@ impl Submission {
         self.nodes = Nodes::default();
         self.named.clear();
         self.stored.clear();
+        self.forms.clear();
         self.taken = 0;
         self.once = false;
         self.in_ring = false;
@@ -143,6 +155,7 @@ impl Submission {
         self.steps.shrink_to_fit();
         self.named.shrink_to_fit();
         self.stored.shrink_to_fit();
+        self.forms.shrink_to_fit();
         for rows in &mut self.stored {
             rows.caches.shrink_to_fit();
         }
@@ -167,6 +180,7 @@ impl Submission {
             + self.named.iter().map(ranges).sum::<usize>()
             + self.stored.capacity() * size_of::<StoredRows>()
             + self.stored.iter().map(caches).sum::<usize>()
+            + self.forms.capacity() * size_of::<UsedForm>()
             + self.scratch.capacity() * size_of::<DeviceBuffer>()
     }
 
@@ -202,6 +216,47 @@ impl Submission {
             named.inputs.insert(tensor.span());
         }
         named.number
+    }
+
+    /// Finds or makes the packed form beside a weight, for the next command.
+    pub(super) fn beside(
+        &mut self,
+        device: &HexDevice,
+        beside: &Arc<Beside>,
+        weights: &Tensor,
+        layout: &WeightLayout,
+    ) -> Option<PlaceBeside> {
+        let of_buffer = Arc::downgrade(beside);
+        let same = self.forms.iter().filter(|it| it.beside.ptr_eq(&of_buffer));
+        let known: Vec<Used> = same.map(|it| it.used).collect();
+        match beside.find(device, weights, layout, &known) {
+            Found::Packed(place, used) => {
+                if !known.contains(&used) {
+                    self.forms.push(UsedForm {
+                        beside: of_buffer,
+                        used,
+                    });
+                }
+                Some(place)
+            }
+            Found::Later => {
+                self.once = true;
+                None
+            }
+            Found::Plain => None,
+        }
+    }
+
+    /// Names a packed form beside a weight as an operand of the next command. Returns its buffer's number.
+    pub(super) fn packed_beside(&mut self, place: &PlaceBeside) -> u32 {
+        self.name(&place.memory).number
+    }
+
+    /// Returns `true` if the weights have the bytes that their packed forms were made of.
+    pub(super) fn has_current_forms(&self) -> bool {
+        self.forms
+            .iter()
+            .all(|form| (form.beside.upgrade()).is_some_and(|beside| beside.is_current(&form.used)))
     }
 
     /// Names the result of the next command. Returns its buffer's number.
