@@ -5,13 +5,11 @@ use test_kit::Numbers;
 
 use super::*;
 use crate::backend::Device;
-use crate::config::Repack;
 use crate::graph::{Op, Operation, PARAMS, Place, Role, sources};
 use crate::host_memory::RegionMut;
 use crate::reference::{self, Heads};
 use crate::rockchip::caps::{self, RkCaps};
 use crate::rockchip::driver::Rknn;
-use crate::rockchip::plan::Target;
 use crate::tensor::Shape;
 
 fn simulate(caps: &RkCaps) -> Arc<Rknn> {
@@ -146,41 +144,129 @@ impl Case {
     }
 }
 
+/// A case that takes all cores, with cells in two shapes of products.
+fn two_shapes() -> Case {
+    Case::new(Heads {
+        d: 64,
+        heads: 2,
+        shared: 2,
+        queries: 64,
+        positions: 2100,
+    })
+}
+
+/// A device whose library has faults, if it can be opened with them.
+fn with_faults(faults: &str) -> Result<RkDevice> {
+    let mut options = sim::Options::new(caps::RK3588.soc);
+    options.faults = sim::parse_faults(faults).unwrap();
+    let device = RkDevice::untested(Rknn::simulate(options).unwrap(), &caps::RK3588)?;
+    device.npu().prove_shapes();
+    Ok(device)
+}
+
+/// The number of the first context that is made after a device was opened.
+fn first_context() -> u32 {
+    (1..100)
+        .find(|n| with_faults(&format!("rknn_matmul_create:{n}=-1")).is_ok())
+        .unwrap()
+}
+
+/// Computes a case, whose result must be right, and expects attention to be the CPU's and products the device's after it.
+fn computes_and_leaves(device: &RkDevice, case: &Case, what: &str) {
+    let error = reference::nmse(&case.compute(device), &case.reference());
+    assert!(error < NMSE, "{what}: {error:e}");
+    let mut out = vec![0.0; case.q.len()];
+    assert!(device.prefers_cpu(&case.node(&mut out).operation), "{what}");
+    assert!(!device.npu().is_lost(), "{what}");
+    device.self_test().unwrap();
+}
+
 #[test]
 fn attention_that_the_library_refuses_is_the_cpus_from_then_on() {
-    let case = Case::new(Heads {
-        d: 64,
-        heads: 4,
-        shared: 2,
-        queries: 512,
-        positions: 2100,
-    });
-    let mut out = vec![0.0; 512 * 4 * 64];
+    let case = two_shapes();
+    let mut out = vec![0.0; case.q.len()];
     let node = case.node(&mut out);
-    assert!(
-        device(&caps::RK3588).prefers_cpu(&node.operation),
-        "nobody asked for it"
-    );
-    let open = |refused: &str| {
-        let mut options = sim::Options::new(caps::RK3588.soc);
-        let fault = format!("rknn_matmul_create:{refused}=-1");
-        options.faults = sim::parse_faults(&fault).unwrap();
-        let target = Target {
-            repack: Repack::Always,
-            ..(&caps::RK3588).into()
-        };
-        RkDevice::untested(Rknn::simulate(options).unwrap(), target)
-    };
-    // The first context that is made after the device was opened.
-    let first = (1..100).find(|n| open(&n.to_string()).is_ok()).unwrap();
+    let first = first_context();
     for refused in first..first + 4 {
         // A second attempt is made when what is kept has been let go.
-        let device = open(&refused.to_string()).unwrap();
+        let device = with_faults(&format!("rknn_matmul_create:{refused}=-1")).unwrap();
         assert!(!device.prefers_cpu(&node.operation), "{refused}");
     }
-    let device = open(&format!("{}+", first + 2)).unwrap();
+    let device = with_faults(&format!("rknn_matmul_create:{}+=-1", first + 2)).unwrap();
     assert!(device.prefers_cpu(&node.operation));
     assert!(device.prefers_cpu(&node.operation));
+}
+
+/// Each fault hits one call amid those that make the contexts of attention.
+#[test]
+fn what_attention_cannot_make_leaves_products_to_the_device() {
+    let case = two_shapes();
+    let first = first_context();
+    let faults = [
+        format!("rknn_matmul_create:{}=-7", first + 5),
+        format!("rknn_matmul_set_core_mask:{}=-1", first + 5),
+    ];
+    for fault in faults {
+        computes_and_leaves(&with_faults(&fault).unwrap(), &case, &fault);
+    }
+}
+
+#[test]
+fn wrong_sums_of_attention_leave_products_to_the_device() {
+    let case = two_shapes();
+    for product in ["M64K64", "M64K2048", "M64K64,rknn_matmul_run:M64K2048"] {
+        let fault = format!("rknn_matmul_run:{product}=0").replace(',', "=0,");
+        computes_and_leaves(&with_faults(&fault).unwrap(), &case, &fault);
+    }
+}
+
+#[test]
+fn sums_of_zeros_prove_no_shape() {
+    let mut case = two_shapes();
+    let values = std::mem::take(&mut case.v);
+    case.v = vec![f16::ZERO; values.len()];
+    let device = with_faults("rknn_matmul_run:M64K2048=0").unwrap();
+    assert!(case.compute(&device).iter().all(|value| *value == 0.0));
+    case.v = values;
+    computes_and_leaves(&device, &case, "after zeros");
+}
+
+/// Attention takes the place of the activations that a product has just read.
+#[test]
+fn activations_that_attention_overwrites_are_packed_again() {
+    let device = device(&caps::RK3588);
+    let case = Case::new(Heads {
+        d: 64,
+        heads: 1,
+        shared: 1,
+        queries: 32,
+        positions: 64,
+    });
+    let mut numbers = Numbers::new(5);
+    let weights = numbers.floats(64 * 96);
+    let halves: Vec<_> = weights.iter().map(|x| f16::from_f32(*x)).collect();
+    let mut act = numbers.floats(32 * 64);
+    for round in 0..2 {
+        let mut out = vec![0.0; 32 * 96];
+        let mut node = case.node(&mut out);
+        node.operation = Operation {
+            op: Op::MulMat,
+            params: [0; PARAMS],
+            dst: Tensor {
+                memory: None,
+                ..tensor(DType::F32, [96, 32, 1, 1], &[])
+            },
+            src: sources(&[
+                tensor(DType::F16, [64, 96, 1, 1], bytemuck::cast_slice(&halves)),
+                tensor(DType::F32, [64, 32, 1, 1], bytemuck::cast_slice(&act)),
+            ]),
+        };
+        device.compute(&mut node, 3).unwrap();
+        let weights: Vec<f32> = halves.iter().map(|half| half.to_f32()).collect();
+        let error = reference::nmse(&out, &reference::mul_mat(&act, &weights, 64));
+        assert!(error < 1e-6, "round {round}: {error:e}");
+        device.compute(&mut case.node(&mut act), 3).unwrap();
+    }
 }
 
 /// The squared error of scores in FP16 is far below upstream's limit of 5e-4.
@@ -200,6 +286,80 @@ fn attention_is_that_of_the_reference_around_the_largest_product() {
         let error = reference::nmse(&case.compute(&device), &case.reference());
         assert!(error < NMSE, "{positions} cells: {error:e}");
     }
+}
+
+/// Most of a row is in cells that count less than the smallest normal number of FP16 each.
+#[test]
+fn many_cells_that_count_little_are_not_lost() {
+    let sizes = Heads {
+        d: 64,
+        heads: 1,
+        shared: 1,
+        queries: 32,
+        positions: 16_384,
+    };
+    let mut case = Case::new(sizes);
+    for query in case.q.chunks_exact_mut(64) {
+        query.fill(0.0);
+        query[0] = 8.0;
+    }
+    let rows = case.k.chunks_exact_mut(64).zip(case.v.chunks_exact_mut(64));
+    for (cell, (key, value)) in rows.enumerate() {
+        let is_peak = cell % 1024 == 7;
+        let score = -13.0 - (cell % 9) as f32 / 2.0;
+        key[0] = f16::from_f32(if is_peak { 0.0 } else { score });
+        for value in value {
+            *value = f16::from_f32(if is_peak {
+                0.0
+            } else {
+                1.0 + value.to_f32() / 2.0
+            });
+        }
+    }
+    let error = reference::nmse(&case.compute(&device(&caps::RK3588)), &case.reference());
+    assert!(error < NMSE, "{error:e}");
+}
+
+#[test]
+fn whatever_is_in_hidden_cells_changes_nothing() {
+    let sizes = Heads {
+        d: 64,
+        heads: 2,
+        shared: 2,
+        queries: 32,
+        positions: 2304,
+    };
+    let mut case = Case::new(sizes);
+    // Hidden from all queries, and from all but the last one.
+    let (hidden, last) = (700, 2303);
+    for row in case.mask.chunks_exact_mut(sizes.positions) {
+        row[hidden] = f16::NEG_INFINITY;
+    }
+    let device = device(&caps::RK3588);
+    let clean = case.compute(&device);
+    for garbage in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY, f16::MAX] {
+        case.k[hidden * 64..][..64].fill(garbage);
+        case.v[hidden * 64..][..64].fill(garbage);
+        assert_eq!(case.compute(&device), clean, "{garbage}");
+    }
+    for of_keys in [true, false] {
+        let cache = if of_keys { &mut case.k } else { &mut case.v };
+        let kept = std::mem::replace(&mut cache[last * 64 + 5], f16::NAN);
+        let have = case.compute(&device);
+        let (others, see) = have.split_at(31 * 2 * 64);
+        assert_eq!(others, &clean[..31 * 2 * 64]);
+        assert!(see.iter().all(|value| value.is_nan()), "{of_keys}");
+        let cache = if of_keys { &mut case.k } else { &mut case.v };
+        cache[last * 64 + 5] = kept;
+    }
+}
+
+#[test]
+fn two_computations_give_the_same_bits() {
+    let case = two_shapes();
+    let device = device(&caps::RK3588);
+    let bits = |out: Vec<f32>| out.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    assert_eq!(bits(case.compute(&device)), bits(case.compute(&device)));
 }
 
 #[test]
@@ -237,13 +397,20 @@ fn keys_and_values_beyond_fp16_are_computed() {
         queries: 32,
         positions: 64,
     };
-    let case = Case::new(sizes);
+    let mut case = Case::new(sizes);
+    for row in case.mask.chunks_exact_mut(64) {
+        row[63] = f16::NEG_INFINITY;
+    }
     let large =
         |halves: &[f16]| -> Vec<f32> { halves.iter().map(|half| half.to_f32() * 1e5).collect() };
-    let (k, v) = (large(&case.k), large(&case.v));
+    let (mut k, mut v) = (large(&case.k), large(&case.v));
     let q: Vec<f32> = case.q.iter().map(|q| q * 1e-5).collect();
     let mask: Vec<f32> = case.mask.iter().map(|mask| mask.to_f32()).collect();
     let want = reference::attention(&q, &k, &v, &mask, sizes);
+    // A cell that no query sees does not make the others smaller.
+    let hidden = 63 * 64..64 * 64;
+    k[hidden.clone()].fill(1e35);
+    v[hidden].fill(1e35);
     let device = device(&caps::RK3588);
     let mut params = [0; PARAMS];
     params[0] = 0.125_f32.to_bits().cast_signed();
