@@ -1,4 +1,6 @@
+use super::super::{Target, prefers_cpu};
 use super::*;
+use crate::config::Repack;
 use crate::graph::{Op, PARAMS, Place, Role, sources};
 use crate::tensor::Shape;
 
@@ -119,6 +121,20 @@ fn prompts_are_the_npu_s_and_single_tokens_the_cpu_s() {
         assert!(!pays(1, cells) && !pays(31, cells), "{cells}");
     }
     assert!(!pays(32, 64), "two calls for each head take longer");
+}
+
+#[test]
+fn the_device_s_graph_has_attention_on_the_faster_processor() {
+    let of = |repack, queries| {
+        let target = Target {
+            repack,
+            ..(&caps::RK3588).into()
+        };
+        prefers_cpu(&target, &operation(queries, 512))
+    };
+    assert!(!of(Repack::Weights, 512));
+    assert!(of(Repack::Weights, 1));
+    assert!(!of(Repack::Always, 1), "asked for");
 }
 
 #[test]
