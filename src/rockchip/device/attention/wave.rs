@@ -22,7 +22,7 @@ use crate::rockchip::driver::Memory;
 #[derive(Debug, Default)]
 pub(super) struct BlockScratch {
     halves: Vec<f16>,
-    /// What undoes the factors of queries.
+    /// Inverses of the factors of queries.
     factors: Vec<f32>,
     /// Largest score and sum of probabilities of each row.
     parts: Vec<(f32, f32)>,
