@@ -65,10 +65,11 @@ static void keep_threads(struct glue_cpu *cpu) {
     return;
   }
   drop_pool(cpu);
+  // Threads sleep at once, because the device's own need the CPUs next.
   // SOURCE: ggml_threadpool_params_init, ggml.c of llama.cpp 0.5.0: no CPU is
-  // chosen for a thread, and threads poll for half of the longest time.
+  // chosen for a thread.
   struct ggml_threadpool_params params = {.n_threads = cpu->n_threads,
-                                          .poll = 50};
+                                          .poll = 0};
   cpu->pool = start(&params);
   cpu->pool_threads = cpu->pool != NULL ? cpu->n_threads : 0;
   attach(cpu->backend, cpu->pool);

@@ -33,6 +33,12 @@ struct glue_device {
   // ggml's device for `-sm tensor` has slices of tensors in buffers of the
   // device.
   atomic_bool is_sliced;
+  // The buffer of the last weight of a layer that the program keeps on the CPU.
+  // It may be freed since, and is only compared.
+  _Atomic(ggml_backend_buffer_t) cpu_layers;
+  // 1 plus the number of the last layer that ggml asked about, if the program
+  // keeps it on the CPU, else 0.
+  atomic_int cpu_layer;
   atomic_bool told_of_training;
 };
 
@@ -109,7 +115,8 @@ void glue_mark_cpu_reader(const struct glue_device *device,
 // Returns true if the CPU backend computes `op` inside of the device's graphs,
 // which have their operands and results in memory of the CPU: so a token is not
 // cut wherever the NPU computes nothing, and the device has all of a layer.
-bool glue_computes_on_cpu(const struct glue_device *device,
+// Layers that the program keeps on the CPU stay there.
+bool glue_computes_on_cpu(struct glue_device *device,
                           const struct ggml_tensor *op);
 
 // Creates a backend, which is one stream of graphs, on `device`. Returns NULL

@@ -116,6 +116,11 @@ bool glue_is_of_slices(struct glue_device *device,
     if (buft->device != NULL && buft->device->reg == device->dev.reg) {
       of_slices = false;
     }
+    if (buft == &device->packed_buft && owner_of(tensor)->buffer->size > 0) {
+      // Slices are never packed: this is another model, whose tensors in plain
+      // memory are no weights.
+      atomic_store_explicit(&device->is_sliced, false, memory_order_relaxed);
+    }
   }
   return of_slices;
 }
@@ -134,7 +139,52 @@ static bool is_reached_by_cpu(const struct glue_device *device,
   return !is_another_npu_s && ggml_backend_buft_is_host(buft);
 }
 
-bool glue_computes_on_cpu(const struct glue_device *device,
+static bool begins_with(const char *text, const char *start) {
+  return strncmp(text, start, strlen(start)) == 0;
+}
+
+static bool is_product(const struct ggml_tensor *op) {
+  return begins_with(ggml_op_name(op->op), "MUL_MAT");
+}
+
+// Returns true if `tensor`, an operand or the result of `op`, belongs to a
+// layer that the program keeps on the CPU: it would be cut around each
+// operation that the device takes. What comes before the first layer is the
+// CPU's, too, if any layer is.
+//
+// ggml asks about a graph in its order. A layer begins with the weight of a
+// norm, which lies where the layer is; only matrices may lie elsewhere
+// (`--override-tensor`, `--cpu-moe`).
+static bool is_of_cpu_layer(struct glue_device *device,
+                            const struct ggml_tensor *op,
+                            const struct ggml_tensor *tensor) {
+  // SOURCE: llama.cpp 0.5.0, names of weights in llama-arch.cpp, of caches in
+  // llama-kv-cache.cpp and llama-memory-recurrent.cpp.
+  static const char of_layer[] = "blk.";
+  const struct ggml_tensor *owner = owner_of(tensor);
+  ggml_backend_buffer_t buffer = owner->buffer;
+  const bool is_cpu_s = buffer->buft != &device->host_buft;
+  if (buffer->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS) {
+    return is_cpu_s && begins_with(owner->name, "cache_");
+  }
+  if (!begins_with(owner->name, of_layer)) {
+    return is_cpu_s && buffer == atomic_load_explicit(&device->cpu_layers,
+                                                      memory_order_relaxed);
+  }
+  const int layer = atoi(owner->name + sizeof(of_layer) - 1);
+  if (is_product(op)) {
+    return is_cpu_s && layer + 1 == atomic_load_explicit(&device->cpu_layer,
+                                                         memory_order_relaxed);
+  }
+  if (is_cpu_s) {
+    atomic_store_explicit(&device->cpu_layers, buffer, memory_order_relaxed);
+  }
+  atomic_store_explicit(&device->cpu_layer, is_cpu_s ? layer + 1 : 0,
+                        memory_order_relaxed);
+  return is_cpu_s;
+}
+
+bool glue_computes_on_cpu(struct glue_device *device,
                           const struct ggml_tensor *op) {
   if (device->buffers != NPU_BUFFERS_HOST_AND_PACKED) {
     return false;
@@ -147,10 +197,12 @@ bool glue_computes_on_cpu(const struct glue_device *device,
       continue;
     }
     // The loader asks about an operation without a name, with a dummy buffer,
-    // where a weight is to lie: the memory of the CPU has better forms for
-    // weights that only the CPU reads.
+    // where a weight is to lie: packed, if the NPU multiplies with it, and
+    // otherwise the memory of the CPU has better forms.
     const bool is_loader = buffer->size == 0 && op->name[0] == '\0';
-    if (is_loader || !is_reached_by_cpu(device, buffer)) {
+    if ((is_loader && (is_product(op) || ggml_is_quantized(tensor->type))) ||
+        !is_reached_by_cpu(device, buffer) ||
+        is_of_cpu_layer(device, op, tensor)) {
       return false;
     }
   }

@@ -264,6 +264,12 @@ impl Error {
         }
     }
 
+    /// Returns `true` if the device computed something, but not what it was to compute.
+    #[must_use]
+    pub fn is_wrong_sum(&self) -> bool {
+        matches!(self, Self::WrongSums { .. })
+    }
+
     /// Returns `true` if the library has no multiplication of this shape: it may have those of others.
     // SOURCE: librknnrt 2.3.2 has the text "need kernel tile for M…, but not support kernel tile currently!".
     #[must_use]

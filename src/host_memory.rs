@@ -197,6 +197,13 @@ impl RegionMut<'_> {
         self.base.cast::<f32>().is_aligned()
     }
 
+    /// Returns the addresses of all bytes.
+    #[must_use]
+    pub fn addresses(&self) -> Range<usize> {
+        let start = self.base.addr();
+        start..start + self.len
+    }
+
     /// Returns `count` rows of `width` floats to write; they start at `offset` and are
     /// `stride_bytes` apart.
     ///

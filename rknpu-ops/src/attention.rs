@@ -4,12 +4,13 @@
 //!
 //! ```text
 //! S[M,N] = Q[M,d] . K[d,N]      B: a cell's key is a column     (pack_group of rows of keys)
-//! P[M,N] = exp(x - max x),  x = S * factor, capped, plus the mask     (probabilities)
+//! P[M,N] = exp(x - max x) * 2^15,  x = S * factor, capped, plus the mask     (probabilities)
 //! O[M,e] = P[M,N] . V[N,e]      B: a cell's value is a row      (pack_values)
 //! ```
 //!
-//! P is not divided by its sum: its values are at most 1, and those that count are no subnormal
-//! numbers of FP16. [`Merger`] adds up the O of several ranges of cells.
+//! P is not divided by its sum, so that its largest value is 2^15 in each row. Values down to 2^-29 of that are
+//! normal numbers of FP16: thousands of cells of which each counts little are not lost. [`Merger`] adds up the O of
+//! several ranges of cells.
 
 use std::ops::Range;
 
@@ -18,6 +19,9 @@ use half::slice::HalfFloatSliceExt;
 
 use crate::layout::{NativeB, NativeC};
 use crate::pack::Rows;
+
+/// Factor of the probabilities in P, which the sums of values have, too: the largest power of two of FP16.
+pub const P_FACTOR: f32 = 32768.0;
 
 /// Results of a product in the native layout of C, of `m` rows.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +89,18 @@ pub struct Scaling {
     pub softcap: f32,
 }
 
+impl Scaling {
+    /// Returns the scaled and capped score.
+    #[must_use]
+    pub fn of(self, score: f32) -> f32 {
+        if self.softcap == 0.0 {
+            score * self.scale
+        } else {
+            self.softcap * (score * self.scale / self.softcap).tanh()
+        }
+    }
+}
+
 /// The visible cells of a row of queries.
 #[derive(Clone, Copy, Debug)]
 pub struct RowMask<'a> {
@@ -97,10 +113,11 @@ pub struct RowMask<'a> {
 }
 
 /// Turns the scores of a row into probabilities, and returns the largest x and the sum of all `exp(x - max)`: negative
-/// infinity and 0 for a row without a visible cell, whose probabilities are zeros.
+/// infinity and 0 for a row without a visible cell, and a sum of NaN for a row that sees a score of NaN. The
+/// probabilities of both are zeros.
 ///
 /// - `work`: as many elements as `out`
-/// - `out`: an element for each cell; `row.mask` has as many
+/// - `out`: an element for each cell, times [`P_FACTOR`]; `row.mask` has as many
 ///
 /// # Panics
 /// If a length disagrees.
@@ -144,11 +161,18 @@ pub fn probabilities(
         out.fill(f16::ZERO);
         return (max, 0.0);
     }
+    let mut sum = 0.0;
     for x in work.iter_mut() {
         *x = exp(*x - max);
+        sum += *x;
+        *x *= P_FACTOR;
+    }
+    if sum.is_nan() {
+        out.fill(f16::ZERO);
+        return (max, sum);
     }
     out.convert_from_f32_slice(work);
-    (max, work.iter().sum())
+    (max, sum)
 }
 
 /// Returns `e^x` for x of at most 0, to 3e-6 of it; not less than 1e-38.
@@ -193,7 +217,7 @@ impl Merger {
     /// Adds a range of cells to a row.
     ///
     /// - `(max, sum)`: those of [`probabilities`]
-    /// - `o`: the range's sum of values, times `factor`; `total`: that of the row so far
+    /// - `o`: the range's sum of values without `factor`; `total`: that of the row so far
     pub fn add(&mut self, (max, sum): (f32, f32), o: &[f32], factor: f32, total: &mut [f32]) {
         if sum == 0.0 {
             return;
@@ -205,6 +229,11 @@ impl Merger {
             *total = *total * old + *o * factor * new;
         }
         (self.max, self.sum) = (both, self.sum * old + sum * new);
+    }
+
+    /// Makes the row NaN.
+    pub fn spoil(&mut self) {
+        self.sum = f32::NAN;
     }
 
     /// Divides a row by its sum, to which a sink adds its share. A row without a visible cell is zeros.
@@ -322,13 +351,76 @@ mod tests {
                     .iter()
                     .zip(&values[range])
                     .map(|(p, value)| p.to_f32() * value);
-                merger.add(parts, &[o.sum()], 1.0, &mut total);
+                merger.add(parts, &[o.sum()], 1.0 / P_FACTOR, &mut total);
             }
             merger.finish(sink, &mut total);
             assert!(
                 (f64::from(total[0]) - want).abs() < 1e-3,
                 "{total:?} {want}"
             );
+        }
+    }
+
+    /// 2,000 cells of `e^-14` are more than one thousandth of their row.
+    #[test]
+    fn probabilities_below_normal_numbers_of_fp16_are_kept() {
+        let mut scores = vec![-14.0; 2000];
+        scores[7] = 0.0;
+        let (c, layout) = native(&scores);
+        let rows = NativeRows {
+            c: &c,
+            layout,
+            m: 3,
+        };
+        let row = RowMask {
+            mask: None,
+            slope: 1.0,
+            factor: 1.0,
+        };
+        let scaling = Scaling {
+            scale: 1.0,
+            softcap: 0.0,
+        };
+        let mut p = vec![f16::ZERO; scores.len()];
+        let mut work = vec![0.0; scores.len()];
+        probabilities(rows, 1, row, scaling, &mut work, &mut p);
+        let want = (-14_f32).exp() * P_FACTOR;
+        assert!(p[8] > f16::MIN_POSITIVE);
+        assert!(
+            (p[8].to_f32() - want).abs() < want / 1024.0,
+            "{} {want}",
+            p[8]
+        );
+        assert!(p.iter().all(|p| p.is_finite()));
+    }
+
+    #[test]
+    fn a_row_that_sees_a_score_of_nan_is_nan() {
+        let (c, layout) = native(&[1.0, f32::NAN]);
+        let rows = NativeRows {
+            c: &c,
+            layout,
+            m: 3,
+        };
+        let scaling = Scaling {
+            scale: 1.0,
+            softcap: 0.0,
+        };
+        for (mask, is_nan) in [(0.0, true), (f32::NEG_INFINITY, false)] {
+            let mask = [0.0, mask].map(f16::from_f32);
+            let row = RowMask {
+                mask: Some(&mask),
+                slope: 1.0,
+                factor: 1.0,
+            };
+            let mut p = [f16::NAN; 2];
+            let parts = probabilities(rows, 1, row, scaling, &mut [0.0; 2], &mut p);
+            assert!(p.iter().all(|p| p.is_finite()), "{p:?}");
+            let mut total = [0.0];
+            let mut merger = Merger::default();
+            merger.add(parts, &[3.0], 1.0, &mut total);
+            merger.finish(None, &mut total);
+            assert_eq!(total[0].is_nan(), is_nan, "{total:?}");
         }
     }
 

@@ -40,6 +40,21 @@ pub struct Comparison {
     pub wrong: usize,
 }
 
+impl Comparison {
+    /// Adds the sums of another run.
+    pub fn add(&mut self, other: Self) {
+        self.sums += other.sums;
+        self.telling += other.telling;
+        self.wrong += other.wrong;
+    }
+
+    /// Returns `true` if no sum is wrong, and enough of them say something.
+    #[must_use]
+    pub fn proves(&self) -> bool {
+        self.wrong == 0 && self.telling > 0 && self.telling * 8 >= self.sums
+    }
+}
+
 impl Run<'_> {
     /// Compares a sum of each row, and of each column or of columns at equal distances.
     #[must_use]

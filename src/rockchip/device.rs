@@ -18,6 +18,7 @@
 //! work. A shape that the library refuses is an error of its call alone, as a lack of memory is, and a turn that another process
 //! does not give back.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -28,7 +29,7 @@ use task_pool::{Pool, chunks};
 
 use self::activation::{Activations, SharedActivations};
 use self::attention::AttentionState;
-pub use self::attention::{HeadOperands, HeadSizes};
+pub use self::attention::{Cache, HeadOperands, HeadSizes};
 use self::core::{Core, CoreCall};
 use self::domain::Domains;
 use self::wave::Wave;
@@ -218,6 +219,13 @@ impl RkNpu {
     #[must_use]
     pub fn address_space(&self) -> (usize, usize) {
         self.domains.bytes()
+    }
+
+    /// Forgets activations that were packed from addresses that were written by another node than a product.
+    pub fn written(&self, addresses: &Range<usize>) {
+        if let Ok(mut state) = self.state.lock() {
+            state.activations.written(addresses);
+        }
     }
 
     /// Calls `attempt`, and once more if it fails, when what calls keep has been let go: that takes memory

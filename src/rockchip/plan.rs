@@ -248,7 +248,7 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 ///   graph around them.
 /// - Products with operands that would have to be packed at each use, unless they may be weights. Slices of weights
 ///   ([`Place::Unknown`]) are. Weights in host memory of the device's own type are packed once.
-/// - Attention, unless the user has the device compute whatever it can.
+/// - Attention for which the CPU is faster by the cost table, unless the user has the device compute whatever it can.
 #[must_use]
 pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     let [Some(weights), Some(act), ..] = &operation.src else {
@@ -256,7 +256,8 @@ pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     };
     let always = target.repack == Repack::Always;
     if operation.op == Op::FlashAttnExt {
-        return !always || Attention::new(operation).is_err();
+        let plan = Attention::new(operation);
+        return !plan.is_ok_and(|plan| always || plan.pays(target.caps));
     }
     let [_, rows, tokens, _] = act.shape.ne;
     let m = match operation.op {

@@ -38,6 +38,13 @@ impl RkStream {
     }
 }
 
+impl Drop for RkStream {
+    /// Attention of a program without weights on the NPU keeps contexts that no freed weights would end.
+    fn drop(&mut self) {
+        self.device.npu.rest();
+    }
+}
+
 impl Stream for RkStream {
     fn device_name(&self) -> &str {
         NAME
@@ -352,6 +359,7 @@ impl RkDevice {
                 out.write_row(to, row);
             }
         }
+        self.npu.written(&out.addresses());
         Ok(times)
     }
 

@@ -57,6 +57,13 @@ class Devices(Case):
         self.assert_one_split(device_env(), DEVICE)
         self.assert_one_split(device_env(), DEVICE, "-ctk", "q8_0", "-ctv", "q4_0")
 
+    def test_layers_on_the_cpu_are_not_cut(self):
+        self.assertEqual(self.splits(device_env(), "-ngl", 10), ["CPU", DEVICE])
+        self.assertEqual(self.splits(device_env(), "-ngl", 0), ["CPU"])
+
+    def test_layers_with_a_matrix_on_the_cpu_are_not_cut(self):
+        self.assertEqual(self.splits(device_env(), "-ot", "ffn_down=CPU"), [DEVICE])
+
     def test_nothing_of_ours_runs_without_it(self):
         self.assertEqual(self.complete("The sea is", 4, cpu_env(), "-v").ours(), [])
 

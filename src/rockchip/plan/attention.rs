@@ -118,12 +118,14 @@ impl Attention {
         buckets.at_least(wanted).unwrap_or(largest)
     }
 
-    /// Divides `cells` into ranges for one product each, with the cells of the product.
+    /// Divides the cells into ranges for one product each, with the cells of the product. Products of whole ranges are
+    /// alike, so there are at most two shapes.
     #[must_use]
-    pub fn ranges(cells: Range<usize>) -> Vec<(Range<usize>, usize)> {
-        let ends = (cells.clone().step_by(CELLS)).map(|first| (first + CELLS).min(cells.end));
-        (cells.clone().step_by(CELLS).zip(ends))
-            .map(|(first, end)| (first..end, padded_cells(end - first)))
+    pub fn ranges(&self) -> Vec<(Range<usize>, usize)> {
+        (0..self.cells)
+            .step_by(CELLS)
+            .map(|first| first..(first + CELLS).min(self.cells))
+            .map(|cells| (cells.clone(), padded_cells(cells.len())))
             .collect()
     }
 
@@ -170,7 +172,7 @@ impl Attention {
     /// Returns the nanoseconds that the NPU takes, with the CPU's stages.
     #[must_use]
     pub fn npu_ns(&self, caps: &RkCaps) -> f32 {
-        let ranges = Self::ranges(0..self.cells);
+        let ranges = self.ranges();
         let padded: usize = ranges.iter().map(|(_, padded)| padded).sum();
         let bucket = self.bucket(caps, Buckets::ALL);
         let cores = caps.cores.count();

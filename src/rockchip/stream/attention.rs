@@ -1,10 +1,13 @@
 //! FLASH_ATTN_EXT: walks sequences and heads of keys and values, and finds the rows of each.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use half::{bf16, f16};
 
+use self::seen::Seen;
 use super::{CallTimes, memory, operand, refused};
 use crate::backend::Node;
 use crate::error::{Error, Result};
@@ -12,9 +15,11 @@ use crate::graph::{Operation, Tensor};
 use crate::host_memory::Region;
 use crate::rockchip::RkDevice;
 use crate::rockchip::caps::Precision;
-use crate::rockchip::device::{HeadOperands, HeadSizes, NAME};
+use crate::rockchip::device::{Cache, HeadOperands, HeadSizes, NAME};
 use crate::rockchip::plan::Attention;
 use crate::tensor::DType;
+
+mod seen;
 
 /// A tensor with its bytes.
 #[derive(Clone, Copy)]
@@ -37,29 +42,22 @@ impl<'a> Operand<'a> {
             .bytes(i1 * nb[1] + i2 * nb[2] + i3 * nb[3], bytes)
     }
 
-    /// Writes a row times `factor` as FP16.
-    fn halves(&self, row: [usize; 3], factor: f32, work: &mut [f32], out: &mut [f16]) {
+    /// Writes a row.
+    fn floats(&self, row: [usize; 3], out: &mut [f32]) {
         let bytes = self.row(row, out.len());
         match (self.tensor.dtype, self.tensor.dequantize) {
-            (DType::F16, _) if factor == 1.0 => {
-                bytemuck::cast_slice_mut(out).copy_from_slice(bytes);
-                return;
-            }
             (DType::F16, _) => {
-                for (value, pair) in work.iter_mut().zip(bytes.as_chunks().0) {
+                for (value, pair) in out.iter_mut().zip(bytes.as_chunks().0) {
                     *value = f16::from_le_bytes(*pair).to_f32();
                 }
             }
             (DType::Bf16, _) => {
-                for (value, pair) in work.iter_mut().zip(bytes.as_chunks().0) {
+                for (value, pair) in out.iter_mut().zip(bytes.as_chunks().0) {
                     *value = bf16::from_le_bytes(*pair).to_f32();
                 }
             }
-            (DType::Quantized { .. }, Some(dequantize)) => dequantize.dequantize(bytes, work),
-            _ => bytemuck::cast_slice_mut(work).copy_from_slice(bytes),
-        }
-        for (value, out) in work.iter().zip(out) {
-            *out = f16::from_f32(*value * factor);
+            (DType::Quantized { .. }, Some(dequantize)) => dequantize.dequantize(bytes, out),
+            _ => bytemuck::cast_slice_mut(out).copy_from_slice(bytes),
         }
     }
 }
@@ -73,6 +71,8 @@ struct Head<'a> {
     v: Operand<'a>,
     mask: Option<Operand<'a>>,
     sinks: Option<Operand<'a>>,
+    /// For each cell, whether a row sees it; `None` if all do.
+    seen: Option<Cow<'a, [bool]>>,
     /// The head of keys and values, the sequence of queries, and that of keys and values.
     at: [usize; 3],
 }
@@ -84,28 +84,14 @@ impl Head<'_> {
         (row / shared, self.at[0] * shared + row % shared)
     }
 
-    /// Returns the cells from the first to the last one that any query sees.
-    fn visible(&self) -> Range<usize> {
-        let cells = self.plan.cells;
-        let Some(mask) = self.mask else {
-            return 0..cells;
+    /// Returns the operand that holds a cache, and the place of a cell in it.
+    fn cell(&self, cache: Cache, cell: usize) -> (&Operand<'_>, [usize; 3]) {
+        let [head, _, sequence] = self.at;
+        let operand = match cache {
+            Cache::Keys => &self.k,
+            Cache::Values => &self.v,
         };
-        let of_heads = mask.tensor.shape.ne[2];
-        let heads = (0..self.plan.shared().min(of_heads)).map(|head| self.place(head).1 % of_heads);
-        let sequence = self.at[1] % mask.tensor.shape.ne[3];
-        let mut all = cells..0;
-        for head in heads {
-            for query in 0..self.plan.queries {
-                let row = mask.row([query, head, sequence], cells);
-                let is_seen = |pair: &[u8; 2]| f16::from_le_bytes(*pair) != f16::NEG_INFINITY;
-                let row = row.as_chunks().0;
-                let before = row.iter().take(all.start).position(is_seen);
-                all.start = before.unwrap_or(all.start);
-                let after = row[all.end..].iter().rposition(is_seen);
-                all.end += after.map_or(0, |last| last + 1);
-            }
-        }
-        all.start.min(all.end)..all.end
+        (operand, [cell, head, sequence])
     }
 }
 
@@ -116,14 +102,22 @@ impl HeadOperands for Head<'_> {
         bytemuck::cast_slice_mut(out).copy_from_slice(bytes);
     }
 
-    fn key(&self, cell: usize, factor: f32, work: &mut [f32], out: &mut [f16]) {
-        let [head, _, sequence] = self.at;
-        self.k.halves([cell, head, sequence], factor, work, out);
+    fn halves(&self, cache: Cache, cell: usize) -> Option<&[f16]> {
+        let (operand, place) = self.cell(cache, cell);
+        let [dk, dv] = self.plan.head;
+        let len = if cache == Cache::Keys { dk } else { dv };
+        (operand.tensor.dtype == DType::F16)
+            .then(|| bytemuck::try_cast_slice(operand.row(place, len)).ok())
+            .flatten()
     }
 
-    fn value(&self, cell: usize, factor: f32, work: &mut [f32], out: &mut [f16]) {
-        let [head, _, sequence] = self.at;
-        self.v.halves([cell, head, sequence], factor, work, out);
+    fn floats(&self, cache: Cache, cell: usize, out: &mut [f32]) {
+        let (operand, place) = self.cell(cache, cell);
+        operand.floats(place, out);
+    }
+
+    fn is_seen(&self, cell: usize) -> bool {
+        self.seen.as_ref().is_none_or(|seen| seen[cell])
     }
 
     fn mask(&self, row: usize, cells: &Range<usize>) -> (Option<&[f16]>, f32) {
@@ -165,11 +159,9 @@ impl RkDevice {
         if self.attention_left.load(Ordering::Relaxed) {
             return false;
         }
-        let ranges = Attention::ranges(0..plan.cells);
-        let padded = ranges.iter().map(|(_, padded)| *padded);
-        let made = self.npu.prepare_attention(self.sizes(&plan), padded);
+        let made = (self.npu).prepare_attention(self.sizes(&plan), &plan.ranges());
         match made {
-            Err(error) if error.is_shortage() || error.is_of_shape() => {
+            Err(error) if self.is_of_attention(&error) => {
                 self.leave_attention(&error);
                 false
             }
@@ -178,10 +170,16 @@ impl RkDevice {
         }
     }
 
+    /// Returns `true` if the device goes on with products after an error of attention.
+    fn is_of_attention(&self, error: &Error) -> bool {
+        !self.npu.is_lost() && !matches!(error, Error::Busy { .. })
+    }
+
     /// Leaves attention to the CPU from now on.
     fn leave_attention(&self, error: &Error) {
         if !self.attention_left.swap(true, Ordering::Relaxed) {
             log::warn!("{NAME}: attention is left to the CPU: {error}");
+            self.npu.rest_attention();
         }
     }
 
@@ -195,7 +193,8 @@ impl RkDevice {
         if mask.is_some_and(|mask| !mask.region.bytes(0, 0).as_ptr().cast::<f16>().is_aligned()) {
             return Err(refused("the mask's address is not a multiple of 2"));
         }
-        let sizes = self.sizes(&plan);
+        let (sizes, ranges) = (self.sizes(&plan), plan.ranges());
+        let seen = mask.map(|mask| Seen::new(&plan, &mask));
         let mut result = vec![0.0; sizes.rows * sizes.dv];
         let mut times = CallTimes::default();
         let per_sequence = plan.sequences[0] / plan.sequences[1];
@@ -209,15 +208,10 @@ impl RkDevice {
                     v,
                     mask,
                     sinks,
+                    seen: seen.as_ref().map(|seen| seen.of(&plan, head, sequence)),
                     at: [head, sequence, sequence / per_sequence],
                 };
-                let ranges = Attention::ranges(operands.visible());
-                let ran = (self.npu).attend(sizes, &ranges, &operands, &mut result);
-                let ran = ran.inspect_err(|error| {
-                    if error.is_shortage() || error.is_of_shape() {
-                        self.leave_attention(error);
-                    }
-                })?;
+                let ran = self.head(sizes, &ranges, &operands, &mut result)?;
                 times.add(ran, [0.0; 3], 0);
                 for (row, values) in result.chunks_exact(sizes.dv).enumerate() {
                     let (query, head) = operands.place(row);
@@ -225,7 +219,26 @@ impl RkDevice {
                 }
             }
         }
+        self.npu.written(&out.addresses());
         Ok(times)
+    }
+
+    /// Computes a head on the NPU, or on the CPU if that fails and the device goes on without attention.
+    fn head(
+        &self,
+        sizes: HeadSizes,
+        ranges: &[(Range<usize>, usize)],
+        operands: &Head,
+        out: &mut [f32],
+    ) -> Result<Duration> {
+        if !self.attention_left.load(Ordering::Relaxed) {
+            match self.npu.attend(sizes, ranges, operands, out) {
+                Err(error) if self.is_of_attention(&error) => self.leave_attention(&error),
+                other => return other,
+            }
+        }
+        (self.npu).attend_on_cpu(sizes, operands.plan.cells, operands, out);
+        Ok(Duration::ZERO)
     }
 }
 

@@ -1,4 +1,6 @@
+use super::super::{Target, prefers_cpu};
 use super::*;
+use crate::config::Repack;
 use crate::graph::{Op, PARAMS, Place, Role, sources};
 use crate::tensor::Shape;
 
@@ -86,17 +88,11 @@ fn what_the_device_does_not_compute_is_refused_by_name() {
 }
 
 #[test]
-fn ranges_cover_all_cells_and_fit_into_their_products() {
-    for (first, end) in [
-        (0, 1),
-        (0, 32),
-        (7, 2055),
-        (7, 2056),
-        (0, 4096),
-        (100, 16_484),
-    ] {
-        let mut next = first;
-        for (range, padded) in Attention::ranges(first..end) {
+fn ranges_cover_all_cells_in_at_most_two_shapes() {
+    for cells in [1, 32, 2047, 2048, 2049, 4096, 16_384, 16_400] {
+        let plan = Attention::new(&operation(64, cells)).unwrap();
+        let (mut next, mut shapes) = (0, Vec::new());
+        for (range, padded) in plan.ranges() {
             assert_eq!(range.start, next);
             assert!(!range.is_empty() && range.len() <= padded && padded <= CELLS);
             assert!(padded.is_multiple_of(caps::CELLS_ALIGN));
@@ -106,10 +102,12 @@ fn ranges_cover_all_cells_and_fit_into_their_products() {
                 "{range:?} {padded}"
             );
             next = range.end;
+            shapes.push(padded);
         }
-        assert_eq!(next, end);
+        assert_eq!(next, cells);
+        shapes.dedup();
+        assert!(shapes.len() <= 2, "{shapes:?}");
     }
-    assert_eq!(Attention::ranges(5..5), []);
 }
 
 #[test]
@@ -123,6 +121,20 @@ fn prompts_are_the_npu_s_and_single_tokens_the_cpu_s() {
         assert!(!pays(1, cells) && !pays(31, cells), "{cells}");
     }
     assert!(!pays(32, 64), "two calls for each head take longer");
+}
+
+#[test]
+fn the_device_s_graph_has_attention_on_the_faster_processor() {
+    let of = |repack, queries| {
+        let target = Target {
+            repack,
+            ..(&caps::RK3588).into()
+        };
+        prefers_cpu(&target, &operation(queries, 512))
+    };
+    assert!(!of(Repack::Weights, 512));
+    assert!(of(Repack::Weights, 1));
+    assert!(!of(Repack::Always, 1), "asked for");
 }
 
 #[test]
