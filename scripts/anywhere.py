@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import build
 import debian
+import graphs
 import project
 from project import LOGS, ROOT, TARGET, Problem, main_with, made_once, need, run, say
 
@@ -108,6 +109,10 @@ def with_programs(folder):
     programs = project.llama_build()
     shutil.rmtree(folder / "target" / programs.name, ignore_errors=True)
     linked(programs / "bin", folder / "target" / programs.name / "bin")
+    own = folder / graphs.program().relative_to(ROOT)
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.unlink(missing_ok=True)
+    link(graphs.PROGRAM, own)
     return folder
 
 

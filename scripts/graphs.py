@@ -25,12 +25,15 @@ class Graph(NamedTuple):
 
 
 def program():
-    """Builds the program that asks for graphs; returns its path. The static build must be there."""
+    """Builds the program that asks for graphs; returns its path. The static build must be there, or the program alone, as in
+    a clone that links programs."""
     source, build = llama_source(), llama_build()
     PROGRAM.parent.mkdir(parents=True, exist_ok=True)
     libraries = [build / "src" / "libllama.a", *(build / "ggml" / "src" / name for name in (
         "libggml.a", "libggml-cpu.a", "ggml-rust_npu/libggml-rust_npu.a", "libggml-base.a")),
         TARGET / "release" / "libggml_rust_npu.a"]
+    if PROGRAM.exists() and not libraries[0].exists():
+        return PROGRAM
     newest = max(path.stat().st_mtime for path in [SOURCE, *libraries])
     if PROGRAM.exists() and PROGRAM.stat().st_mtime > newest:
         return PROGRAM

@@ -169,10 +169,10 @@ variables! {
         "GGML_RUST_NPU_PACK_VERIFY", words(&PACK_VERIFIES), default "`sampled`";
 
         /// Packs weights when they are loaded, or [at first use](programs.md#weights-in-plain-memory) if they lie in
-        /// plain memory (`weights`), or, on Hexagon, at each use (`off`). `always` is for upstream's tests. It puts everything into packed memory on Hexagon, where operations that are
-        /// not multiplications unpack their operands first. On Rockchip it has the NPU compute what
-        /// the CPU computes otherwise: products of operands that are no weights, and attention
-        /// of a few tokens.
+        /// plain memory (`weights`), or, on Hexagon, at each use (`off`). `always` is for upstream's tests. It puts
+        /// everything into packed memory on Hexagon, where operations that are not multiplications unpack their
+        /// operands first. On Rockchip it has the NPU compute what the CPU computes otherwise: products of operands
+        /// that are no weights, and attention of a few tokens.
         repack: Repack = Repack::Weights, |text| one_of(&REPACKS, text);
         "GGML_RUST_NPU_REPACK", words(&REPACKS), default "`weights`";
     }

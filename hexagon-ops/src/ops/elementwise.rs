@@ -242,11 +242,11 @@ fn map_flat_in_place(engine: &Engine, f: Function, dst: ViewMut<'_>, src: [&Sour
                     Source::InPlace => &*old,
                     _ => apart[i].get(at..).unwrap_or_default(),
                 });
-                if at % BLOCK == 0 {
+                if at.is_multiple_of(BLOCK) {
                     // Both take turns, because a fetch ends the one before it.
                     let other = apart.iter().find(|apart| !apart.is_empty());
                     let all = match other {
-                        Some(other) if at % (2 * BLOCK) == 0 => other.as_ptr_range(),
+                        Some(other) if at.is_multiple_of(2 * BLOCK) => other.as_ptr_range(),
                         _ => own.clone(),
                     };
                     let next = all.start.wrapping_add(at + BLOCK);
