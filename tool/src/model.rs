@@ -110,7 +110,7 @@ struct Prompt {
     packets: f64,
 }
 
-/// What others published of the model on such a chip.
+/// A speed that others published of the model on such a chip.
 #[derive(Debug, Serialize)]
 struct Published {
     weight: String,

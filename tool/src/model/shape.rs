@@ -23,7 +23,7 @@ pub struct WeightProduct {
     pub experts: (usize, usize),
 }
 
-/// What is normalized of a token.
+/// Rows of a token that are normalized.
 pub struct NormSize {
     /// Elements of a row.
     pub elems: usize,
