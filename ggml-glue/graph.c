@@ -200,7 +200,8 @@ bool glue_computes_on_cpu(struct glue_device *device,
     // where a weight is to lie: packed, if the NPU multiplies with it, and
     // otherwise the memory of the CPU has better forms.
     const bool is_loader = buffer->size == 0 && op->name[0] == '\0';
-    if ((is_loader && (is_product(op) || ggml_is_quantized(tensor->type))) ||
+    if ((is_loader && (is_product(op) ||
+                       ggml_get_type_traits(tensor->type)->is_quantized)) ||
         !is_reached_by_cpu(device, buffer) ||
         is_of_cpu_layer(device, op, tensor)) {
       return false;
