@@ -99,6 +99,8 @@ def node_program():
         if shutil.which(tool) is None:
             raise Missing(f"{tool} is not installed")
     folder = made_once(STOCK / "node-llama-cpp-3.22.1", install_node_llama)
+    # The file may be a link to one of another checkout, which belongs to another user.
+    (folder / "generate.mjs").unlink(missing_ok=True)
     shutil.copyfile(SOURCES / "generate.mjs", folder / "generate.mjs")
     return folder
 
