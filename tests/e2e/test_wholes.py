@@ -11,8 +11,9 @@ import graphs
 import replay
 import shapes
 import wholes
-from project import Problem, cpu_env
+from project import LOGS, ROOT, Problem, cpu_env, tool_env
 
+TOOL = ROOT / "target" / "debug" / "ggml-npu"
 # A small model, for which a recording takes seconds.
 MODEL = shapes.SHAPES[0]
 
@@ -41,12 +42,13 @@ class Wholes(unittest.TestCase):
         self.assertEqual(wholes.worse(wholes.packets(MODEL), wholes.totals(wholes.recorded())), [])
 
     def test_the_tool_reckons_what_was_counted(self):
-        tool, program = build.release_tool(), graphs.program()
+        build.tool(LOGS / "tool-wholes.log", tool_env(), "--workspace")
+        program = graphs.program()
         counted = wholes.totals(wholes.recorded())
         for shape in (it for it in shapes.SHAPES if it.name in RECKONED):
             path = shapes.write(shape, shape.layers, program)
             self.addCleanup(path.unlink)
-            done = subprocess.run([tool, "model", path, *REPORT], check=True, stdout=subprocess.PIPE, env=cpu_env())
+            done = subprocess.run([TOOL, "model", path, *REPORT], check=True, stdout=subprocess.PIPE, env=cpu_env())
             report = json.loads(done.stdout)
             steps = {(row["context"], row["batch"]): row["packets"] for row in report["generation"]}
             have = {"prompt": report["prompts"][0]["packets"], "token": steps[1024, 1], "sequences": steps[1024, 8]}
