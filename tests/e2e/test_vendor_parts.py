@@ -21,7 +21,7 @@ STAND_INS = {
     "sha256sum": 'if [ "${1:-}" != --check ]; then exec /usr/bin/sha256sum; fi; cat >/dev/null',
     "tar": r'printf "#!/bin/sh\n" >src/configure && chmod +x src/configure',
     "python3": 'mkdir -p venv/bin && cp "$STAND_INS/pip" venv/bin/',
-    "pip": 'echo "$*" >"$STAND_INS/pip.log"',
+    "pip": r'printf "%s\n" "$@" >"$STAND_INS/pip.log"',
     "ninja": 'printf "new program" >qemu-hexagon; chmod +x qemu-hexagon',
     "mirror.list": "",
 }
@@ -65,7 +65,7 @@ class Emulator(Case):
     def test_build_tools_of_the_emulator_are_installed_with_their_sums(self):
         done = self.build()
         self.assertEqual(done.code, 0, done.all)
-        command = (self.stand_ins / "pip.log").read_text(encoding="utf-8").split()
+        command = (self.stand_ins / "pip.log").read_text(encoding="utf-8").splitlines()
         self.assertLessEqual({"--require-hashes", "--no-deps", "--only-binary"}, set(command))
         requirements = Path(command[command.index("--requirement") + 1])
         lines = re.sub(r"^#.*\n", "", requirements.read_text(encoding="utf-8")).replace("\\\n", " ").splitlines()
