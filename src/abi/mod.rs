@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::graph::{MAX_SOURCES, Op, Tensor};
 use crate::host_memory::{Region, RegionMut};
 
-use self::coverage::Coverage;
+use self::coverage::{ContextId, Coverage};
 use self::memory::Held;
 
 pub use self::buffer::*;
@@ -41,8 +41,9 @@ pub struct NpuBuffer {
 /// A stream of graphs on one device.
 pub struct NpuBackend {
     stream: Box<dyn Stream>,
-    /// The share of its device in the model.
+    /// The shares of its device in the models.
     coverage: &'static Coverage,
+    context: ContextId,
     /// An internal error left it in a state that is not known.
     failed: AtomicBool,
 }
@@ -52,10 +53,7 @@ impl NpuBackend {
     fn count(&self, uid: u64, graph: &[Node]) {
         let operations = graph.iter().map(|node| &node.operation);
         let device = self.stream.device_name();
-        if let Some(line) = self.coverage.computed(device, uid, operations) {
-            // llama.cpp's programs show lines of information only if more of them are asked for.
-            ::log::warn!("{line}");
-        }
+        tell(self.coverage.computed(device, uid, operations));
     }
 
     /// Runs `compute`, which returns an `NPU_STATUS_*`. A panic in it is a failure, and so is all
@@ -146,6 +144,14 @@ fn guard<T>(what: &str, fallback: T, f: impl FnOnce() -> T) -> T {
         ::log::error!("internal error in {what}: {text}");
         fallback
     })
+}
+
+/// Logs a line about what of a model runs where.
+fn tell(line: Option<String>) {
+    if let Some(line) = line {
+        // llama.cpp's programs show lines of information only if more of them are asked for.
+        ::log::warn!("{line}");
+    }
 }
 
 /// Drops a value of the C border, unless it is the parent's of a process that was forked.
@@ -266,7 +272,8 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
             ::log::trace!("{device}: not {op} {name}: {reason}");
         }
         let sources = node.src.iter().filter(|src| src.dtype != NPU_DTYPE_NONE);
-        (entry.coverage).answered(op_name(node), name(&node.dst), sources.map(name), refusal);
+        let (device, op, sources) = (entry.device.name(), op_name(node), sources.map(name));
+        tell((entry.coverage).answered(device, op, name(&node.dst), sources, refusal));
         refusal.is_none()
     })
 }
@@ -314,11 +321,13 @@ pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) ->
         let wants = operation.is_none_or(|operation| entry.device.prefers_cpu(&operation));
         // SAFETY: the caller promises it.
         let is_cpu_s = wants && node.src.iter().all(|tensor| unsafe { is_there(tensor) });
-        if let Some(operation) = operation.filter(|_| is_cpu_s && !entry.coverage.is_told())
-            && entry.device.refusal(&operation).is_none()
-            && let Some(line) = (entry.coverage).left_to_cpu(entry.device.name(), &operation)
-        {
-            ::log::info!("{line}");
+        if is_cpu_s && entry.coverage.counts() {
+            if let Some(operation) = operation.filter(|it| entry.device.refusal(it).is_none()) {
+                tell(entry.coverage.left_to_cpu(entry.device.name(), &operation));
+            }
+            if node.dst.role == NPU_ROLE_STATE {
+                entry.coverage.cpu_writes_state();
+            }
         }
         is_cpu_s
     })
@@ -406,10 +415,10 @@ pub extern "C" fn npu_device_buffers(device: usize) -> u32 {
 pub extern "C" fn npu_backend_new(device: usize) -> *mut NpuBackend {
     let entry = entry(device).filter(|_| !is_forked());
     entry.map_or(std::ptr::null_mut(), |entry| {
-        entry.coverage.begin();
         Box::into_raw(Box::new(NpuBackend {
             stream: Arc::clone(&entry.device).stream(),
             coverage: &entry.coverage,
+            context: entry.coverage.begin(),
             failed: AtomicBool::new(false),
         }))
     })
@@ -425,10 +434,12 @@ pub unsafe extern "C" fn npu_backend_free(backend: *mut NpuBackend) {
         // SAFETY: the caller promises it.
         let backend = unsafe { Box::from_raw(backend) };
         // A thread of the parent may have held the lock of the counts.
-        if !is_forked()
-            && let Some(line) = backend.coverage.ended(backend.stream.device_name())
-        {
-            ::log::info!("{line}");
+        if !is_forked() {
+            tell(
+                backend
+                    .coverage
+                    .end(backend.stream.device_name(), backend.context),
+            );
         }
         release("npu_backend_free", backend);
     }
@@ -451,7 +462,7 @@ pub unsafe extern "C" fn npu_backend_replay(
     let Some(backend) = (unsafe { backend.as_ref() }) else {
         return false;
     };
-    backend.coverage.begin_graph();
+    tell((backend.coverage).begin_graph(backend.stream.device_name(), backend.context));
     let mut known = true;
     let code = backend.guarded("npu_backend_replay", || match backend.stream.replay(uid) {
         Some(Ok(())) => {

@@ -61,8 +61,8 @@ class Done(NamedTuple):
         return [line for line in self.log.splitlines() if line.startswith(starts)]
 
     def troubles(self):
-        """The warnings and errors, without the line that says what of a model runs where."""
-        return [line for line in self.ours("EW") if "nodes of a token" not in line]
+        """The warnings and errors, without the lines that say what of a model runs where."""
+        return [line for line in self.ours("EW") if not re.search(r"nodes of a (token|graph of \d+ rows), in", line)]
 
 
 # Two tokens count as equally likely if the logarithms of their probabilities differ by less. On Hexagon one row at a time has
