@@ -26,6 +26,7 @@ mod record;
 mod rows;
 mod submission;
 pub(super) mod trace;
+mod turned;
 
 /// A failure has the number of its node once it is known.
 type Result<T> = std::result::Result<T, GraphError>;
@@ -189,6 +190,11 @@ impl Graphs {
         }
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
         let last = self.last.take();
+        if turned::is_turned(operation)
+            && self.push_turned(number, operation, dst, [src[0], src[1]])?
+        {
+            return Ok(());
+        }
         let (mut command, beside) = self.plan(vtcm_bytes, operation, src[0])?;
         self.choose_kernels(&mut command);
         let arch = self.device.npu.caps().arch;

@@ -1,5 +1,6 @@
 """What the tests of stock programs share: the plugin, and how to run the programs with it."""
 
+import json
 import unittest
 
 from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, device_env
@@ -50,3 +51,13 @@ class DebianStock(Stock):
         done = self.run_command(name, self.program.command(name, *args), env, cwd=self.program.folder)
         self.assertEqual(done.code, 0, done.all[-2000:])
         return done
+
+    @staticmethod
+    def products(timeline, rows):
+        """Of the products of at least so many rows on a timeline, the number, and that of those on the matrix unit."""
+        events = json.loads(timeline.read_text(encoding="utf-8"))
+        unit = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        # With what follows it as one command.
+        found = [unit[event["tid"]] for event in events
+                 if event["name"].startswith("MUL_MAT") and int(event["args"]["shape"].split("x")[1]) >= rows]
+        return found.count("host"), found.count("matrix unit")

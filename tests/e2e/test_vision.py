@@ -26,6 +26,7 @@ IMAGE, PATCH, MERGE = 112, 14, 2
 EMBEDDING, HEADS, HIDDEN, LAYERS = 128, 2, 256, 3
 # With weights, in a layer.
 PRODUCTS = 6
+ROWS = (IMAGE // PATCH) ** 2
 # Of SmolLM2-135M.
 TEXT_EMBEDDING = 576
 ERROR = 1e-4
@@ -44,7 +45,7 @@ def vision_model(path):
 
     add("v.patch_embd.weight", PATCH, PATCH, 3, EMBEDDING)
     add("v.patch_embd.bias", EMBEDDING, spread=0.1)
-    add("v.position_embd.weight", EMBEDDING, (IMAGE // PATCH) ** 2, spread=0.3)
+    add("v.position_embd.weight", EMBEDDING, ROWS, spread=0.3)
     # It is multiplied transposed.
     add("mm.input_projection.weight", TEXT_EMBEDDING, EMBEDDING, spread=EMBEDDING ** -0.5)
     add("mm.soft_emb_norm.weight", EMBEDDING, spread=0.1, middle=1.0)
@@ -84,17 +85,6 @@ def picture():
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-def products_of_layers(timeline):
-    """The number of products with weights of layers that a device computed, and of those on its matrix unit."""
-    events = json.loads(timeline.read_text(encoding="utf-8"))
-    unit = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    shapes = {f"{outputs}x{(IMAGE // PATCH) ** 2}x1x1" for outputs in (EMBEDDING, HIDDEN)}
-    # With what follows it as one command.
-    found = [unit[event["tid"]] for event in events
-             if event["name"].startswith("MUL_MAT") and event["args"].get("shape") in shapes]
-    return found.count("host"), found.count("matrix unit")
-
-
 class Vision(DebianStock):
     def model(self):
         # Neither the CPU nor the devices round activations to 8 bits.
@@ -108,7 +98,7 @@ class Vision(DebianStock):
     def test_embeddings_of_an_image_are_those_of_the_cpu(self):
         """Programs load encoders into memory of the device's default type. Each weight is packed once, and each of its products
         takes the matrix unit."""
-        weights, images = LAYERS * PRODUCTS, set()
+        images = set()
         with tempfile.TemporaryDirectory() as folder:
             mmproj = vision_model(Path(folder) / "mmproj.gguf")
             expected, _ = self.embeddings(mmproj, cpu_env())
@@ -120,14 +110,20 @@ class Vision(DebianStock):
                     env = device_env(chip, GGML_RUST_NPU_TRACE=str(timeline), GGML_RUST_NPU_LOG="debug")
                     found, log = self.embeddings(mmproj, self.with_plugin(env, GGML_SCHED_DEBUG="2"))
                     error = sum((a - b) ** 2 for a, b in zip(expected, found)) / sum(a * a for a in expected)
-                    products, on_matrix_unit = products_of_layers(timeline)
+                    products, on_matrix_unit = self.products(timeline, ROWS)
                     print(f"{chip}: NMSE {error:.1e}, {on_matrix_unit} of {products} products on the matrix unit")
                     self.assertEqual(len(found), len(expected))
                     self.assertLess(error, ERROR)
                     self.assertEqual(on_matrix_unit, products)
+                    # The convolution of patches is Hexagon's alone.
+                    weights = LAYERS * PRODUCTS + (chip == HEXAGON)
                     images.add(products / weights)
                     self.assertEqual(log.count("is packed beside it"), weights)
+                    self.assertNotIn("please report this on github", log)
+                    told = re.findall(r"(\d+) of (\d+) nodes of a graph of (\d+) rows, in (\d+) split", log)
+                    self.assertEqual([(rows, splits) for *_, rows, splits in told], [(str(ROWS), "1")])
                     if chip == HEXAGON:
+                        self.assertEqual(told[0][0], told[0][1])
                         self.assertEqual(set(re.findall(r"## SPLIT #\d+: (\w+)", log)), {HEXAGON_DEVICE})
         self.assertEqual(images, {2})
 

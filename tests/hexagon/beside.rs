@@ -8,6 +8,7 @@ use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::tensor::Format;
+use half::f16;
 
 use super::common::*;
 
@@ -311,4 +312,65 @@ fn experts_are_packed_beside_their_own_bytes() {
     assert!(device.bytes_beside() > 0);
     // Experts that are no weights, as far as is known, would be packed by each graph.
     assert!(!product(Place::Device, &shared, Role::State).0);
+}
+
+/// Numbers in F16, whose rows are no whole blocks.
+fn halves(seed: u64, ne: [usize; 4]) -> Weight {
+    let numbers = Numbers::new(seed).floats(ne.iter().product());
+    let halves = numbers.iter().map(|number| f16::from_f32(*number));
+    Weight {
+        kind: Kind::F16,
+        ne,
+        bytes: halves.clone().flat_map(f16::to_le_bytes).collect(),
+        values: halves.map(f16::to_f32).collect(),
+    }
+}
+
+/// A convolution multiplies rows that IM2COL made with its kernel, which took FP32 on the vectors.
+#[test]
+fn a_kernel_that_is_the_second_factor_is_multiplied_on_the_matrix_unit() {
+    let device = device();
+    // The rows of the last are more than a block.
+    for [k, n, m] in [[240, 300, 48], [33, 45, 40], [256, 4000, 32]] {
+        let [kernel, rows] = [halves(7, [k, m, 1, 1]), halves(8, [k, n, 1, 1])];
+        let packed = buffer_with(&device, &kernel, Place::Packed);
+        let want = mul_mat(&device, &kernel, &packed, &rows.values, [k, n, 1, 1]).unwrap();
+
+        let shared = Shared::new(&device, &kernel);
+        let computed = HexBuffer::new(&device, rows.bytes.len(), true).unwrap();
+        let rows_tensor = Tensor {
+            role: Role::Result,
+            ..rows.tensor(0, Place::Device)
+        };
+        let content = Content::Bytes(&rows.bytes);
+        computed
+            .write(&rows_tensor, 0, rows.bytes.len(), content)
+            .unwrap();
+        let work = Work::new(&device, &[], [0; 4], [n, m, 1, 1], &[]).unwrap();
+        let operation = Operation {
+            op: Op::MulMat,
+            params: [0; PARAMS],
+            dst: work.dst,
+            src: sources(&[rows_tensor, shared.tensor]),
+        };
+        assert!(device.supports(&operation));
+        let mut src = [None; MAX_SOURCES];
+        src[..2].copy_from_slice(&[Some(&computed), Some(&shared.buffer)]);
+        let mut nodes = [node(operation, Some(&work.buffer), src)];
+        shared.stream.submit(1, &mut nodes).unwrap();
+        for again in [false, true] {
+            let result = work.result();
+            for (index, value) in result.iter().enumerate() {
+                let (row, channel) = (index % n, index / n);
+                assert_eq!(*value, want[row * m + channel], "{k} {n} {m} {index}");
+            }
+            if !again {
+                shared.stream.replay(1).unwrap().unwrap();
+            }
+        }
+        assert!(
+            device.bytes_beside() > 0,
+            "the product took the bytes as they lie"
+        );
+    }
 }

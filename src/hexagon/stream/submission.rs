@@ -121,6 +121,8 @@ pub(super) struct Submission {
     /// Scratch buffers for operands that are converted or packed, and the number of those in use.
     scratch: Vec<DeviceBuffer>,
     taken: usize,
+    /// The number of the scratch buffer of products that are turned, one after another.
+    turning: Option<u32>,
     /// Memory for the commands, if they come again.
     list: Option<DeviceBuffer>,
     /// The commands have no such memory, because numbers for buffers are few.
@@ -142,6 +144,7 @@ impl Submission {
         self.stored.clear();
         self.forms.clear();
         self.taken = 0;
+        self.turning = None;
         self.once = false;
         self.in_ring = false;
         self.changes = changes;
@@ -361,6 +364,19 @@ impl Submission {
         }
         self.taken += 1;
         Ok(&self.scratch[index])
+    }
+
+    /// Returns the number of the scratch buffer that all products that are turned use.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub(super) fn turning(&mut self, npu: &HexNpu, bytes: usize) -> Result<u32> {
+        if let Some(number) = self.turning {
+            return Ok(number);
+        }
+        let number = self.scratch(npu, bytes)?.number();
+        self.turning = Some(number);
+        Ok(number)
     }
 
     /// Makes the DSP read the commands from memory at later submissions, while there are enough numbers for buffers.
