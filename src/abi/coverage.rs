@@ -53,7 +53,7 @@ struct Seen {
     round: Round,
 }
 
-/// What was told of a context.
+/// The lines that a context had.
 #[derive(Debug, Default)]
 struct Told {
     token: bool,

@@ -168,7 +168,7 @@ variables! {
         pack_full: bool = false, |text| one_of(&PACK_VERIFIES, text);
         "GGML_RUST_NPU_PACK_VERIFY", words(&PACK_VERIFIES), default "`sampled`";
 
-        /// Packs weights when they are loaded, or [at first use](programs.md#weights-in-plain-memory) if they lie in
+        /// Packs weights when they are loaded, or [at first use](encoders.md#weights-in-plain-memory) if they lie in
         /// plain memory (`weights`), or, on Hexagon, at each use (`off`). `always` is for upstream's tests. It puts
         /// everything into packed memory on Hexagon, where operations that are not multiplications unpack their
         /// operands first. On Rockchip it has the NPU compute what the CPU computes otherwise: products of operands

@@ -3,13 +3,18 @@ the page presupposes. A command that cannot run here is in one of the tables bel
 
 import json
 import os
+import random
 import re
 import shutil
+import sys
 import tempfile
+import wave
 from pathlib import Path
 from typing import NamedTuple
 
+import minilm
 from harness import HEXAGON, LOGS, SIMULATED, Case, cpu_env, device_env, free_port
+from test_vision import picture, vision_model
 
 import build
 import fetch
@@ -29,7 +34,6 @@ NEED = {
     r"^adb |/data/local/tmp|^\./ggml-npu ": "a phone; tests/e2e/test_board.py runs scripts/phone.sh with a stand-in for adb",
     r"LINUX_ANDROID_LINKER|--target aarch64-linux-android": "Android's NDK; scripts/aarch64.py builds the archive without it",
     r"10\.0\.0\.[23]": "other machines; tests/e2e/test_rpc.py runs two servers on this one",
-    r"^whisper-cli ": "a model of speech; tests/e2e/test_stock.py runs libwhisper with random weights",
 }
 
 # Commands that make test or make test-all has run, and the walk begins with what they made.
@@ -53,6 +57,9 @@ SHORTER = {
     r"\btaskset -c 4-7 (.*)": r"taskset -c 0 \1 -p 16 -n 4 -r 1",
     r"^ggml-npu bench.*": r"\g<0> --shapes 256x256 --types q8_0 --rows 1,16",
     r"^test-backend-ops perf .*": r"\g<0> -p 'type_a=q8_0,type_b=f32,m=4096,n=(1|8),'",
+    r"^whisper-cli .*": r"\g<0> -nf -mc 0 -d 1000 -t 1",
+    r"^llama-mtmd-cli .*": r"\g<0> -n 4 -t 1 --chat-template chatml",
+    r"^llama-embedding .*": r"\g<0> -t 1",
     r"^llama-server .*": r"\g<0> -c 2048 -np 2 --port $PORT",
     r"samples\.jsonl -n 16 --url http://127\.0\.0\.1:8080": "served.jsonl -n 2 --max-tokens 16 --url http://127.0.0.1:$PORT",
     r"(samples\.jsonl) -n 16": r"\1 -n 2 --max-tokens 16",
@@ -61,6 +68,10 @@ SHORTER = {
 # A choice is put in front of the command above it in a page, so it is a setting and not a command.
 SETTING = re.compile(r"^(GGML_RUST_NPU_\w+=('[^']*'|\"[^\"]*\"|\S+)\s*)$")
 
+
+# Pages whose programs are Debian's, and which.
+OF_DEBIAN = {"programs.md": ["llama-cli", "llama-bench"],
+             "encoders.md": ["llama-mtmd-cli", "llama-server", "llama-embedding", "whisper-cli"]}
 
 # Two chunks of 512 tokens, the least that llama-imatrix takes.
 TEXT_CHARACTERS = 8000
@@ -128,6 +139,13 @@ class Walk(Case):
         shutil.copyfile(self.model_file, folder / "model.gguf")
         for path in self.given.iterdir():
             shutil.copyfile(path, folder / path.name)
+        vision_model(folder / "mmproj.gguf")
+        (folder / "photo.png").write_bytes(picture())
+        (folder / "embed.gguf").symlink_to(models.variant("F16", minilm.model()))
+        project.run([sys.executable, stock.SOURCES / "whisper.py", "make", folder / "ggml-base.bin"], LOGS / "guide-whisper.log")
+        with wave.open(str(folder / "speech.wav"), "wb") as file:
+            file.setparams((1, 2, 16000, 0, "NONE", ""))
+            file.writeframes(random.Random(3).randbytes(2 * 16000))
         bin_folder = folder / "bin"
         bin_folder.mkdir()
         (bin_folder / "ggml-npu").symlink_to(self.tool)
@@ -135,8 +153,8 @@ class Walk(Case):
             (bin_folder / program.name).symlink_to(program)
         return bin_folder
 
-    def others(self, folder, bin_folder):
-        """For the page about programs of others: Debian's in the place of those built here, and the Rust program."""
+    def others(self, page, folder, bin_folder):
+        """For a page about programs of others: Debian's in the place of those built here, and the Rust program."""
         try:
             program, example = stock.debian_programs(), build.rust_program()
         except (stock.Missing, build.Missing) as missing:
@@ -147,8 +165,8 @@ class Walk(Case):
         # These look for the CPU's backend in the current folder.
         for library in program.folder.glob("*.so"):
             (folder / library.name).symlink_to(library)
-        for name in ("llama-cli", "llama-bench"):
-            (bin_folder / name).unlink()
+        for name in OF_DEBIAN[page]:
+            (bin_folder / name).unlink(missing_ok=True)
             line = " ".join(f"'{word}'" for word in program.command(name))
             (bin_folder / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n', encoding="utf-8")
             (bin_folder / name).chmod(0o755)
@@ -165,7 +183,7 @@ class Walk(Case):
                 text = re.sub(pattern, shorter, text)
             if text.startswith("llama-server "):
                 # It serves the commands after it.
-                lines += [f"{text} >server.txt 2>&1 & SERVER=$!",
+                lines += ["[ -z \"$SERVER\" ] || { kill $SERVER; wait $SERVER; }", f"{text} >server.txt 2>&1 & SERVER=$!",
                           "until curl -sf http://127.0.0.1:$PORT/health >/dev/null; do kill -0 $SERVER || exit; sleep 1; done"]
                 continue
             lines.append(f"{text} || {{ echo \"@@ {number} failed\" >&2; kill $SERVER 2>/dev/null; exit 1; }}")
@@ -176,8 +194,8 @@ class Walk(Case):
             folder = Path(scratch) / "walk"
             folder.mkdir()
             bin_folder = self.prepare(folder)
-            if page == "programs.md":
-                self.others(folder, bin_folder)
+            if page in OF_DEBIAN:
+                self.others(page, folder, bin_folder)
             env = device_env(CHIPS.get(page, HEXAGON), FOLDER=str(folder), HOME=str(folder), PORT=str(free_port()), SERVER="",
                              PATH=f"{bin_folder}:{os.environ['PATH']}")
             env.pop("XDG_CONFIG_HOME", None)
