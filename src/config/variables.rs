@@ -233,9 +233,9 @@ variables! {
         "GGML_RUST_NPU_HEX_THREADS", span(&HEX_THREADS),
         default "one for each vector unit; 1 of a simulated NPU";
 
-        /// Bits of activations in products of one or two tokens with quantized weights. 16 are as exact as
-        /// F16; `auto` has them where they take no longer at the device's measured speed, because memory is the
-        /// limit. A simulated NPU chooses as a chip of middling speed with four vector units.
+        /// Bits of activations in products of one token with quantized weights; 8 bits are for two tokens, too. 16 are
+        /// as exact as F16; `auto` uses them where they take no longer at the device's measured speed, because memory
+        /// is the limit. A simulated NPU chooses as a chip of middling speed with four vector units.
         hex_act: ActivationBits = ActivationBits::Auto, |text| one_of(&ACTIVATIONS, text);
         "GGML_RUST_NPU_HEX_ACT", words(&ACTIVATIONS), default "`auto`";
 
