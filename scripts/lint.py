@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Checks of the source that rustc does not make: Python by ruff, C by clang-format, the oldest Rust, and dependencies.
+"""Checks of the source that rustc does not make: Python by ruff, C by clang-format, lock files, the oldest Rust, and
+dependencies.
 
-Usage: lint.py python|c|msrv|deny...
+Usage: lint.py python|c|locks|msrv|deny...
 
 python, c  with the pinned ruff and clang-format of requirements-lint.txt, installed into target/tools; names that scripts
            take from each other
+locks      every Cargo.lock has the dependencies of its Cargo.toml
 msrv       builds everything, tests included, with the `rust-version` of Cargo.toml; skipped without that toolchain
 deny       licences, sources and security advisories of all dependencies by cargo-deny and deny.toml; skipped without it
 """
@@ -120,11 +122,18 @@ def workspaces():
     return sorted(file.parent for file in locks)
 
 
-CHECKS = {"python": python, "c": c, "msrv": msrv, "deny": deny}
+def locks():
+    """A dependency of the library is one of the example's, too, which nothing else builds in `make test`."""
+    for folder in workspaces():
+        run(["cargo", "update", "--workspace", "--locked", "--manifest-path", folder / "Cargo.toml"], LOGS / "lint-lock.log",
+            cwd=ROOT)
+
+
+CHECKS = {"python": python, "c": c, "locks": locks, "msrv": msrv, "deny": deny}
 
 
 def main():
-    for name in sys.argv[1:] or ["python", "c"]:
+    for name in sys.argv[1:] or ["python", "c", "locks"]:
         if name not in CHECKS:
             raise Problem(f"unknown check {name}; one of {', '.join(CHECKS)}")
         try:

@@ -100,6 +100,41 @@ pub struct Operation<'a> {
     pub src: Sources<'a>,
 }
 
+/// Fewest rows of either factor of a product that is worth turning, and fewest elements of a row.
+const FEWEST_TURNED: usize = 32;
+
+impl<'a> Operation<'a> {
+    /// Returns the product with its factors in the other order, as weights times rows, if the second factor is weights in F16
+    /// and the first was computed: a convolution multiplies the rows of IM2COL with its kernel. The result's rows are the
+    /// columns of this one's, one after another in F32, and have no memory yet.
+    #[must_use]
+    pub fn turned(&self) -> Option<Self> {
+        let (Op::MulMat, [Some(rows), Some(kernel), ..]) = (self.op, &self.src) else {
+            return None;
+        };
+        let ([k, n, ..], [_, m, ..]) = (rows.shape.ne, kernel.shape.ne);
+        let is_matrix = |tensor: &Tensor| tensor.shape.ne[2..] == [1, 1];
+        let halves = |tensor: &Tensor| tensor.dtype == DType::F16 && tensor.shape.nb[0] == 2;
+        let is_turned = rows.role == Role::Result
+            && kernel.role == Role::Weights
+            && [rows, kernel].iter().all(|it| is_matrix(it) && halves(it))
+            && [k, n, m].iter().all(|size| *size >= FEWEST_TURNED);
+        let ne = [m, n, 1, 1];
+        is_turned.then(|| Self {
+            dst: Tensor {
+                shape: Shape {
+                    ne,
+                    nb: [4, 4 * m, 4 * m * n, 4 * m * n],
+                },
+                memory: None,
+                ..self.dst
+            },
+            src: sources(&[*kernel, *rows]),
+            ..*self
+        })
+    }
+}
+
 impl Operation<'_> {
     /// Returns `true` if no element is computed: the result has none, or no rows are set in it.
     #[must_use]

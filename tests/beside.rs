@@ -5,7 +5,9 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Numbers, PLAIN, Weight, contiguous, device, device_with, mul_mat, packed, tensor};
+use common::{
+    Numbers, PLAIN, Weight, contiguous, device, device_with, mul_mat, mul_mat_id, packed, tensor,
+};
 use ggml_rust_npu::backend::{Device, Node};
 use ggml_rust_npu::error::Result;
 use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
@@ -188,4 +190,108 @@ fn weights_that_no_address_space_takes_are_the_cpu_s() {
     assert!(is_for_cpu());
     drop(others);
     assert!(!is_for_cpu());
+}
+
+#[test]
+fn experts_are_packed_beside_their_own_bytes() {
+    let device = device(&caps::RK3588);
+    for dtype in [DType::F16, PLAIN] {
+        let w = Weight::random(&mut Numbers::new(3), dtype, [K, N, 4, 1]);
+        let act = Numbers::new(5).floats(K * 3);
+        // Two slots for each of three tokens.
+        let (ids, used) = ([0, 3, 1, 2, 3, 0], 2);
+        let buffer = packed(&device, &w, 0);
+        let place = Some((&buffer, 0));
+        let want = mul_mat_id(&device, &w, place, &act, [K, 1, 3, 1], &ids, used).unwrap();
+        let numbers = |name, dtype, ne, memory| Tensor {
+            memory: Some(memory),
+            ..tensor(name, dtype, contiguous(dtype, ne))
+        };
+        let weights = Tensor {
+            place: Place::Device,
+            role: Role::Weights,
+            ..w.tensor(None)
+        };
+        let act = Region::from(bytemuck::cast_slice(&act));
+        let ids = Region::from(bytemuck::cast_slice(&ids));
+        let mut result = vec![f32::NAN; want.len()];
+        let mut node = Node {
+            operation: Operation {
+                op: Op::MulMatId,
+                params: [0; PARAMS],
+                dst: tensor(
+                    "result",
+                    DType::F32,
+                    contiguous(DType::F32, [N, used, 3, 1]),
+                ),
+                src: sources(&[
+                    weights,
+                    numbers("activations", DType::F32, [K, 1, 3, 1], act),
+                    numbers("ids", DType::I32, [used, 3, 1, 1], ids),
+                ]),
+            },
+            out: RegionMut::from(&mut result[..]),
+            feeds_next: false,
+            dst: None,
+            src: [None; 7],
+        };
+        assert!(!device.prefers_cpu(&node.operation), "{dtype:?}");
+        for graph in [1, 2] {
+            device.compute(&mut node, graph).unwrap();
+        }
+        assert_eq!(result, want, "{dtype:?}");
+        assert!(device.bytes_beside() > 0, "{dtype:?}");
+        forget(&device, &w);
+        assert_eq!(device.bytes_beside(), 0, "{dtype:?}");
+    }
+}
+
+/// A convolution multiplies rows that IM2COL made with its kernel, which the CPU computed.
+#[test]
+fn a_kernel_that_is_the_second_factor_is_multiplied_by_the_npu() {
+    let device = device(&caps::RK3588);
+    for [k, n, m] in [[256, 300, 48], [96, 45, 64]] {
+        let halves =
+            |seed, rows| Weight::random(&mut Numbers::new(seed), DType::F16, [k, rows, 1, 1]);
+        let (kernel, rows) = (halves(7, m), halves(8, n));
+        let buffer = packed(&device, &kernel, 0);
+        let want = mul_mat(
+            &device,
+            &kernel,
+            Some((&buffer, 0)),
+            &rows.values,
+            [k, n, 1, 1],
+        );
+        let want = want.unwrap();
+        let mut result = vec![f32::NAN; n * m];
+        let factors = [(&rows, Role::Result), (&kernel, Role::Weights)];
+        let factors = factors.map(|(w, role)| Tensor {
+            place: Place::Device,
+            role,
+            ..w.tensor(None)
+        });
+        let mut node = Node {
+            operation: Operation {
+                op: Op::MulMat,
+                params: [0; PARAMS],
+                dst: tensor("result", DType::F32, contiguous(DType::F32, [n, m, 1, 1])),
+                src: sources(&factors),
+            },
+            out: RegionMut::from(&mut result[..]),
+            feeds_next: false,
+            dst: None,
+            src: [None; 7],
+        };
+        assert!(!device.prefers_cpu(&node.operation));
+        device.compute(&mut node, 1).unwrap();
+        for (index, value) in result.iter().enumerate() {
+            assert_eq!(
+                *value,
+                want[index % n * m + index / n],
+                "{k} {n} {m} {index}"
+            );
+        }
+        assert!(device.bytes_beside() > 0);
+        forget(&device, &kernel);
+    }
 }

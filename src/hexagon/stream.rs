@@ -190,8 +190,8 @@ impl Graphs {
         }
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
         let last = self.last.take();
-        if turned::is_turned(operation)
-            && self.push_turned(number, operation, dst, [src[0], src[1]])?
+        if let Some(turned) = operation.turned()
+            && self.push_turned(number, operation, &turned, dst, [src[0], src[1]])?
         {
             return Ok(());
         }

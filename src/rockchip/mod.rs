@@ -214,7 +214,8 @@ impl Device for RkDevice {
     }
 
     fn prefers_cpu(&self, operation: &Operation) -> bool {
-        let weights = operation.src[0].as_ref();
+        let turned = plan::turned(&self.target, operation);
+        let weights = turned.as_ref().unwrap_or(operation).src[0].as_ref();
         plan::prefers_cpu(&self.target, operation)
             || weights.is_some_and(|it| it.place == Place::Device && !self.has_room_beside(it))
             || operation.op == Op::FlashAttnExt && !self.has_room_for(operation)

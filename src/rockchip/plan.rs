@@ -251,6 +251,8 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 /// - Attention for which the CPU is faster by the cost table, unless the user has the device compute whatever it can.
 #[must_use]
 pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
+    let turned = turned(target, operation);
+    let operation = turned.as_ref().unwrap_or(operation);
     let [Some(weights), Some(act), ..] = &operation.src else {
         return true;
     };
@@ -284,6 +286,13 @@ pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     m < target.min_m.max(target.min_m_narrow)
         && weights.place != Place::Foreign
         && m < target.min_m(weights)
+}
+
+/// Returns [`Operation::turned`] if its weights can be packed.
+#[must_use]
+pub fn turned<'a>(target: &Target, operation: &Operation<'a>) -> Option<Operation<'a>> {
+    let is_packed = |kernel: &Tensor| is_packed_beside(target, kernel);
+    (operation.turned()).filter(|turned| turned.src[0].as_ref().is_some_and(is_packed))
 }
 
 /// Plans a node.

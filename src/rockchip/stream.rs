@@ -18,7 +18,7 @@ use super::plan::{self, Bucketing, Command, MulMat, MulMatId};
 use super::{RkBuffer, RkDevice};
 use crate::backend::{GraphError, Node, Stream};
 use crate::error::{Error, Result};
-use crate::graph::{Op, Operation, Tensor};
+use crate::graph::{MAX_SOURCES, Op, Operation, Tensor};
 use crate::host_memory::{Region, RegionMut};
 use crate::timeline::{GraphEvents, OperationTimes, Part, Track};
 
@@ -106,6 +106,8 @@ pub(super) struct RowScratch {
     /// Activations of one expert, and its results.
     gathered: Vec<f32>,
     result: Vec<f32>,
+    /// Results whose columns are the node's rows.
+    turned: Vec<f32>,
 }
 
 /// Time of a node's calls on the core that takes longest.
@@ -209,15 +211,47 @@ impl RkDevice {
     /// `Graph` if the node is not one that the device supports, names an expert that does not exist, or
     /// has a result that is not aligned to 4 bytes; else the device's error.
     pub fn compute(&self, node: &mut Node, graph: u64) -> Result<CallTimes> {
-        let buffer = node.src[0].and_then(|buffer| (buffer as &dyn Any).downcast_ref());
-        let contents = buffer.map(RkBuffer::contents);
-        let operation = &node.operation;
-        if operation.computes_nothing() {
+        if node.operation.computes_nothing() {
             return Ok(CallTimes::default());
         }
         if !node.out.is_aligned() {
             return Err(refused("the result's address is not a multiple of 4"));
         }
+        match plan::turned(&self.target, &node.operation) {
+            Some(turned) => self.turned(node, turned, graph),
+            None => self.product_or_attention(node, graph),
+        }
+    }
+
+    /// Computes a product whose factors are in the other order, and writes the columns of what comes out as rows.
+    fn turned(&self, node: &mut Node, turned: Operation, graph: u64) -> Result<CallTimes> {
+        let [m, n, ..] = turned.dst.shape.ne;
+        let mut result = std::mem::take(&mut self.lock_rows().turned);
+        result.resize(m * n, 0.0);
+        let mut product = Node {
+            operation: turned,
+            out: RegionMut::from(&mut result[..]),
+            feeds_next: false,
+            dst: None,
+            src: [None; MAX_SOURCES],
+        };
+        let times = self.product_or_attention(&mut product, graph)?;
+        let mut row = vec![0.0; n];
+        for channel in 0..m {
+            for (value, values) in row.iter_mut().zip(result.chunks_exact(m)) {
+                *value = values[channel];
+            }
+            (node.out).write_row(channel * node.operation.dst.shape.nb[1], &row);
+        }
+        self.npu.written(&node.out.addresses());
+        self.lock_rows().turned = result;
+        Ok(times)
+    }
+
+    fn product_or_attention(&self, node: &mut Node, graph: u64) -> Result<CallTimes> {
+        let buffer = node.src[0].and_then(|buffer| (buffer as &dyn Any).downcast_ref());
+        let contents = buffer.map(RkBuffer::contents);
+        let operation = &node.operation;
         if operation.op == Op::FlashAttnExt {
             return self.attention(node);
         }
@@ -330,6 +364,7 @@ impl RkDevice {
             chosen,
             gathered,
             result,
+            ..
         } = scratch;
         chosen_experts(command, &ids, memory(&ids)?, chosen);
         if let Some(&(expert, ..)) = chosen

@@ -115,8 +115,8 @@ class Vision(DebianStock):
                     self.assertEqual(len(found), len(expected))
                     self.assertLess(error, ERROR)
                     self.assertEqual(on_matrix_unit, products)
-                    # The convolution of patches is Hexagon's alone.
-                    weights = LAYERS * PRODUCTS + (chip == HEXAGON)
+                    # With the convolution of patches.
+                    weights = LAYERS * PRODUCTS + 1
                     images.add(products / weights)
                     self.assertEqual(log.count("is packed beside it"), weights)
                     self.assertNotIn("please report this on github", log)

@@ -7,37 +7,19 @@ use hexagon_ops::wire::{self, Command as Wire};
 use super::super::plan::{self, Command, cost};
 use super::submission::Step;
 use super::{Graphs, Home, Result, accepted, no_memory, offset, operand, word};
-use crate::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use crate::graph::{Op, Operation};
 use crate::tensor::{DType, Shape};
 
 /// Bytes of a submission's memory for the rows that are turned at a time.
 const BYTES: usize = 4 << 20;
-/// Fewest rows of either factor, and fewest elements of a row: copying and turning cost as much as
-/// multiplying that many on the vectors.
-const FEWEST: usize = 32;
 /// Rows of a tile: a block has whole ones.
 const TILE_ROWS: usize = 32;
-
-/// Returns `true` for a product whose second factor is weights in F16, and whose first was computed.
-pub(super) fn is_turned(operation: &Operation) -> bool {
-    let (Op::MulMat, [Some(rows), Some(kernel), ..]) = (operation.op, &operation.src) else {
-        return false;
-    };
-    let ([k, n, ..], [_, m, ..]) = (rows.shape.ne, kernel.shape.ne);
-    let is_matrix = |tensor: &Tensor| tensor.shape.ne[2..] == [1, 1];
-    let halves = |tensor: &Tensor| tensor.dtype == DType::F16 && tensor.shape.nb[0] == 2;
-    rows.role == Role::Result
-        && kernel.role == Role::Weights
-        && [rows, kernel]
-            .into_iter()
-            .all(|it| is_matrix(it) && halves(it))
-        && [k, n, m].into_iter().all(|size| size >= FEWEST)
-}
 
 impl Graphs {
     /// Adds a product whose weights are the second factor. Returns `false`, with nothing added, if it cannot be turned.
     ///
     /// - `number`: its node's index in the graph
+    /// - `turned`: [`Operation::turned`]
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -45,6 +27,7 @@ impl Graphs {
         &mut self,
         number: usize,
         operation: &Operation,
+        turned: &Operation,
         dst: Home,
         src: [Home; 2],
     ) -> Result<bool> {
@@ -61,7 +44,7 @@ impl Graphs {
         if block == 0
             || layout.bytes() > self.device.max_tensor_bytes
             || src[0].is_none_or(|home| home.is_packed(&rows))
-            || plan::command(vtcm_bytes, &product(&kernel, k, m, block), true).is_err()
+            || plan::command(vtcm_bytes, &block_of(turned, block), true).is_err()
         {
             return Ok(false);
         }
@@ -83,7 +66,7 @@ impl Graphs {
         };
         for first in (0..n).step_by(block) {
             let count = block.min(n - first);
-            let turned = product(&kernel, k, m, count);
+            let turned = block_of(turned, count);
             let results = (4 * k * count) as u64;
             let mut command = plan::command(vtcm_bytes, &turned, true).map_err(super::refused)?;
             self.choose_kernels(&mut command);
@@ -141,27 +124,21 @@ impl Graphs {
     }
 }
 
-/// The product of a kernel of M rows with `count` rows in F32, one after another.
-fn product<'a>(kernel: &Tensor<'a>, k: usize, m: usize, count: usize) -> Operation<'a> {
-    let floats = |ne: [usize; 2]| Tensor {
-        name: kernel.name,
-        dtype: DType::F32,
-        format: None,
-        shape: Shape {
-            ne: [ne[0], ne[1], 1, 1],
-            nb: [4, 4 * ne[0], 4 * ne[0] * ne[1], 4 * ne[0] * ne[1]],
-        },
-        place: Place::Device,
-        role: Role::Result,
-        memory: None,
-        packed_offset: 0,
-        dequantize: None,
-    };
-    Operation {
-        op: Op::MulMat,
-        params: [0; PARAMS],
-        dst: floats([m, count]),
-        src: sources(&[*kernel, floats([k, count])]),
+/// The part of a turned product that has `count` rows, which a copy has made F32.
+fn block_of<'a>(turned: &Operation<'a>, count: usize) -> Operation<'a> {
+    let mut block = *turned;
+    block.dst.shape = floats(block.dst.shape.ne[0], count);
+    if let Some(rows) = &mut block.src[1] {
+        (rows.dtype, rows.shape) = (DType::F32, floats(rows.shape.ne[0], count));
+    }
+    block
+}
+
+/// Rows of F32, one after another.
+fn floats(k: usize, count: usize) -> Shape {
+    Shape {
+        ne: [k, count, 1, 1],
+        nb: [4, 4 * k, 4 * k * count, 4 * k * count],
     }
 }
 
