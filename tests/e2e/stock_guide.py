@@ -3,12 +3,9 @@ the page presupposes. A command that cannot run here is in one of the tables bel
 
 import json
 import os
-import random
 import re
 import shutil
-import sys
 import tempfile
-import wave
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +31,7 @@ NEED = {
     r"^adb |/data/local/tmp|^\./ggml-npu ": "a phone; tests/e2e/test_board.py runs scripts/phone.sh with a stand-in for adb",
     r"LINUX_ANDROID_LINKER|--target aarch64-linux-android": "Android's NDK; scripts/aarch64.py builds the archive without it",
     r"10\.0\.0\.[23]": "other machines; tests/e2e/test_rpc.py runs two servers on this one",
+    r"^whisper-cli ": "FFmpeg's libraries; tests/e2e/test_stock.py runs libwhisper",
 }
 
 # Commands that make test or make test-all has run, and the walk begins with what they made.
@@ -57,7 +55,6 @@ SHORTER = {
     r"\btaskset -c 4-7 (.*)": r"taskset -c 0 \1 -p 16 -n 4 -r 1",
     r"^ggml-npu bench.*": r"\g<0> --shapes 256x256 --types q8_0 --rows 1,16",
     r"^test-backend-ops perf .*": r"\g<0> -p 'type_a=q8_0,type_b=f32,m=4096,n=(1|8),'",
-    r"^whisper-cli .*": r"\g<0> -nf -mc 0 -d 1000 -t 1",
     r"^llama-mtmd-cli .*": r"\g<0> -n 4 -t 1 --chat-template chatml",
     r"^llama-embedding .*": r"\g<0> -t 1",
     r"^llama-server .*": r"\g<0> -c 2048 -np 2 --port $PORT",
@@ -71,7 +68,7 @@ SETTING = re.compile(r"^(GGML_RUST_NPU_\w+=('[^']*'|\"[^\"]*\"|\S+)\s*)$")
 
 # Pages whose programs are Debian's, and which.
 OF_DEBIAN = {"programs.md": ["llama-cli", "llama-bench"],
-             "encoders.md": ["llama-mtmd-cli", "llama-server", "llama-embedding", "whisper-cli"]}
+             "encoders.md": ["llama-mtmd-cli", "llama-server", "llama-embedding"]}
 
 # Two chunks of 512 tokens, the least that llama-imatrix takes.
 TEXT_CHARACTERS = 8000
@@ -142,10 +139,6 @@ class Walk(Case):
         vision_model(folder / "mmproj.gguf")
         (folder / "photo.png").write_bytes(picture())
         (folder / "embed.gguf").symlink_to(models.variant("F16", minilm.model()))
-        project.run([sys.executable, stock.SOURCES / "whisper.py", "make", folder / "ggml-base.bin"], LOGS / "guide-whisper.log")
-        with wave.open(str(folder / "speech.wav"), "wb") as file:
-            file.setparams((1, 2, 16000, 0, "NONE", ""))
-            file.writeframes(random.Random(3).randbytes(2 * 16000))
         bin_folder = folder / "bin"
         bin_folder.mkdir()
         (bin_folder / "ggml-npu").symlink_to(self.tool)
