@@ -123,11 +123,16 @@ pub struct AttentionCost {
     pub stages: f32,
 }
 
-// SOURCE: RK3588. The CPU: Llama-3.2-3B F16 falls from 61.8 tokens/s for 512 tokens to 45.5 for 2,048 (gregordinary), which
-// is attention at 45 to 60 GFLOPS. The stages: 167 to 203 ms beside 54 ms of waiting for products, of which 135 ms are
+/// The lowest and the highest operations of the CPU's attention in a nanosecond. The planner takes the highest, so that the NPU
+/// computes only where it is faster by either.
+// SOURCE: RK3588. Llama-3.2-3B F16 falls from 61.8 tokens/s for 512 tokens to 45.5 for 2,048 (gregordinary), which is attention at
+// 45 to 60 GFLOPS. Other chips have no published figures.
+pub const CPU_OPS_PER_NS: [f32; 2] = [45.0, 60.0];
+
+// SOURCE: RK3588. The stages: 167 to 203 ms beside 54 ms of waiting for products, of which 135 ms are
 // on the cores (unimatrix099, 512 tokens of Gemma-4 E4B). Other chips have no published figures.
 const ATTENTION: AttentionCost = AttentionCost {
-    cpu_ops_per_ns: 60.0,
+    cpu_ops_per_ns: CPU_OPS_PER_NS[1],
     stages: 1.5,
 };
 

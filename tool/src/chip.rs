@@ -7,6 +7,7 @@ use ggml_rust_npu::config::Config;
 use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo, Value};
 use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Refusal, Role, Tensor, sources};
 use ggml_rust_npu::hexagon::caps::HexCaps;
+use ggml_rust_npu::rockchip::layout::WeightLayout;
 use ggml_rust_npu::rockchip::plan::Target;
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use ggml_rust_npu::{hexagon, rockchip};
@@ -162,19 +163,7 @@ impl Chip {
 
     /// Returns the planner's answer for a multiplication with `tensor` as weights.
     fn ask(&self, tensor: &TensorInfo) -> Result<Form, Refusal> {
-        let [k, n, ..] = tensor.ne;
-        let weights = weights(tensor);
-        let experts = tensor.name.contains("_exps");
-        let plane = if experts { [1, M] } else { [M, 1] };
-        let act = operand("act", DType::F32, [k, plane[0], plane[1], 1]);
-        let dst = operand("dst", DType::F32, [n, plane[0], plane[1], 1]);
-        let ids = operand("ids", DType::I32, [1, M, 1, 1]);
-        let operation = Operation {
-            op: if experts { Op::MulMatId } else { Op::MulMat },
-            params: [0; PARAMS],
-            dst,
-            src: sources(&[weights, act, ids]),
-        };
+        let operation = product(tensor, M);
         match self {
             Self::Rockchip(target) => {
                 rockchip::plan::question(target, &operation)?;
@@ -188,6 +177,30 @@ impl Chip {
             }
         }
     }
+}
+
+/// Returns the multiplication of `rows` tokens with a tensor of a file as weights.
+fn product(tensor: &TensorInfo, rows: usize) -> Operation<'_> {
+    let [k, n, ..] = tensor.ne;
+    let experts = tensor.name.contains("_exps");
+    let plane = if experts { [1, rows] } else { [rows, 1] };
+    let act = operand("act", DType::F32, [k, plane[0], plane[1], 1]);
+    let dst = operand("dst", DType::F32, [n, plane[0], plane[1], 1]);
+    let ids = operand("ids", DType::I32, [1, rows, 1, 1]);
+    Operation {
+        op: if experts { Op::MulMatId } else { Op::MulMat },
+        params: [0; PARAMS],
+        dst,
+        src: sources(&[weights(tensor), act, ids]),
+    }
+}
+
+/// Returns the layout with which a Rockchip NPU multiplies `rows` tokens with a tensor of a file; `None` if the CPU does.
+pub fn rockchip_layout(target: &Target, tensor: &TensorInfo, rows: usize) -> Option<WeightLayout> {
+    let operation = product(tensor, rows);
+    let command = rockchip::plan::command(target, &operation).ok()?;
+    let is_cpu = rockchip::plan::prefers_cpu(target, &operation);
+    (!is_cpu).then(|| *command.weights())
 }
 
 /// VTCM to plan with; an open device reports its own.

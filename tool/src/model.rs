@@ -1,4 +1,5 @@
-//! `ggml-npu model`: the speed of a model on a Hexagon NPU, as reckoned from counted packets.
+//! `ggml-npu model`: the speed of a model on an NPU, as reckoned from counted packets (Hexagon) or from the planner's costs
+//! (Rockchip).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,6 +10,7 @@ use std::process::ExitCode;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use ggml_rust_npu::hexagon::caps::{self, HexCaps};
+use ggml_rust_npu::rockchip::caps as rockchip_caps;
 use serde::Serialize;
 
 use self::cost::{Model, StepCost, StepWork, cell_bytes};
@@ -22,6 +24,7 @@ use crate::text::{Column, print, print_json, table};
 mod cost;
 mod counts;
 mod published;
+mod rockchip;
 mod shape;
 
 /// Vector threads of a chip.
@@ -34,17 +37,17 @@ const CELLS: usize = 256;
 /// Cells that are reckoned with at most: more than any model's context has.
 const MAX_CELLS: usize = 1 << 24;
 
-/// Reckon how fast a model would be on a Hexagon NPU
+/// Reckon how fast a model would be on an NPU
 ///
-/// From packets that an emulator counted for whole operations, and from rates that are assumed or
-/// published, which are printed: nothing was measured on a device. Compare models, types and sizes
+/// Hexagon: from packets that an emulator counted for whole operations, and from rates that are assumed or
+/// published, which are printed. Rockchip: from the planner's costs. Nothing was measured on a device. Compare models, types and sizes
 /// with it, not devices. The host, sampling, waiting for memory and heat are not in it.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// The GGUF
     model: PathBuf,
     /// The chip
-    #[arg(long, default_value = "hexagon-v75", value_parser = chips())]
+    #[arg(long, default_value = "hexagon-v75", value_parser = crate::chip::names())]
     chip: String,
     /// Tokens in the context of each sequence
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512,1024,2048,4096", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -72,7 +75,7 @@ pub struct ModelArgs {
     json: bool,
 }
 
-/// Returns the names of the chips, for an argument.
+/// Returns the names of the chips that [`latency`] knows, for an argument.
 pub fn chips() -> PossibleValuesParser {
     PossibleValuesParser::new(caps::ALL.iter().map(|caps| caps.name))
 }
@@ -172,12 +175,7 @@ impl Report {
             }
         });
         let known = (shape.arch.as_str(), shape.layers.len(), shape.embed);
-        let published = speeds(known, caps.arch).map(|speed| Published {
-            weight: speed.weight.to_owned(),
-            prompt: speed.prompt.to_owned(),
-            generation: speed.generation.to_owned(),
-            source: speed.source.to_owned(),
-        });
+        let published = published(known, &format!("v{}", caps.arch));
         Self {
             chip: args.chip.clone(),
             threads: args.threads,
@@ -188,7 +186,7 @@ impl Report {
             cache_bytes_per_token: cell_bytes(shape),
             generation,
             prompts: prompts.collect(),
-            published: published.collect(),
+            published,
         }
     }
 
@@ -255,20 +253,37 @@ impl Report {
             |row| band(row.fitted_tokens_per_s),
             |prompt| band(prompt.fitted_tokens_per_s),
         );
-        for (i, speed) in self.published.iter().enumerate() {
-            let head = if i == 0 {
-                "\nPublished for this model on such a chip, tokens each second of a prompt and of generation:\n"
-            } else {
-                ""
-            };
-            let _ = writeln!(
-                text,
-                "{head}{:>6} {:>6}  {}, {}",
-                speed.prompt, speed.generation, speed.weight, speed.source
-            );
-        }
-        text
+        text + &published_text(&self.published)
     }
+}
+
+/// Returns the published speeds of a model on a chip, as [`speeds`] takes them.
+fn published(model: (&str, usize, usize), chip: &str) -> Vec<Published> {
+    let all = speeds(model, chip).map(|speed| Published {
+        weight: speed.weight.to_owned(),
+        prompt: speed.prompt.to_owned(),
+        generation: speed.generation.to_owned(),
+        source: speed.source.to_owned(),
+    });
+    all.collect()
+}
+
+/// Returns a line for each published speed, after a headline; nothing if there are none.
+fn published_text(published: &[Published]) -> String {
+    let mut text = String::new();
+    for (i, speed) in published.iter().enumerate() {
+        let head = if i == 0 {
+            "\nPublished for this model on such a chip, tokens each second of a prompt and of generation:\n"
+        } else {
+            ""
+        };
+        let _ = writeln!(
+            text,
+            "{head}{:>6} {:>6}  {}, {}",
+            speed.prompt, speed.generation, speed.weight, speed.source
+        );
+    }
+    text
 }
 
 /// Returns the lowest and the highest of reckoned speeds.
@@ -392,7 +407,25 @@ pub fn latency(
 }
 
 pub fn run(args: &ModelArgs) -> Result<ExitCode, ToolError> {
-    let report = Report::new(args, chip(&args.chip)?, &read(&args.model)?);
+    let shape = read(&args.model)?;
+    if let Some(caps) = rockchip_caps::by_name(&args.chip) {
+        if args.packets_per_us.is_some()
+            || args.memory_gb_per_s.is_some()
+            || args.threads != THREADS
+        {
+            return Err(
+                "--threads, --packets-per-us and --memory-gb-per-s are for Hexagon chips".into(),
+            );
+        }
+        let report = rockchip::Report::new(args, caps, &shape)?;
+        if args.json {
+            print_json(&report)?;
+        } else {
+            print(&report.text(args))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let report = Report::new(args, chip(&args.chip)?, &shape);
     if args.json {
         print_json(&report)?;
     } else {

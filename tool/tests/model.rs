@@ -226,6 +226,44 @@ fn text_says_what_is_assumed_and_has_a_row_for_each_context() {
     );
 }
 
+#[test]
+fn a_rockchip_s_report_has_a_row_for_each_context_and_refuses_a_hexagon_s_rates() {
+    let path = common::folder("model-rockchip").join("model.gguf");
+    llama(64, 4).write(&path);
+    let wanted = [
+        "--chip",
+        "rk3576",
+        "--context",
+        "512,4096",
+        "--batch",
+        "1,8",
+    ];
+    let found = report(&path, &wanted);
+    let rows = |name: &str| found[name].as_array().unwrap().clone();
+    assert_eq!([rows("prompts").len(), rows("generation").len()], [2, 4]);
+    let prompts = rows("prompts");
+    let prompts: Vec<f64> = prompts
+        .iter()
+        .map(|row| number(&row["tokens_per_s"]))
+        .collect();
+    assert!(prompts[0] > prompts[1] && prompts[1] > 0.0);
+    let text = String::from_utf8(tool(&path, &wanted).stdout).unwrap();
+    assert!(
+        text.contains("No rates of this chip are published"),
+        "{text}"
+    );
+    let last = text.lines().last().unwrap();
+    assert!(
+        last.trim_start().starts_with("4096 ") && last.contains(" to "),
+        "{text}"
+    );
+    for option in ["--threads", "--packets-per-us", "--memory-gb-per-s"] {
+        let output = tool(&path, &[&wanted[..], &[option, "2"]].concat());
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(error.contains("are for Hexagon chips"), "{error}");
+    }
+}
+
 /// A model of the shape of Qwen3-4B, of which others published speeds: one layer has all bytes.
 #[test]
 fn published_speeds_stand_beside_the_band_that_fits_them() {

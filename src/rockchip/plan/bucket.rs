@@ -123,7 +123,8 @@ impl Bucketing {
     }
 
     /// Returns the nanoseconds of one call with M = `bucket`.
-    fn cost(&self, bucket: usize) -> f32 {
+    #[must_use]
+    pub fn cost(&self, bucket: usize) -> f32 {
         let [call, weights, rows] = self.parts(bucket);
         call + weights.max(rows)
     }

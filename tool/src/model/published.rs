@@ -53,13 +53,13 @@ pub fn fitted(workload: &str, chip: HexRates) -> [Rates; 2] {
     })
 }
 
-/// Returns the published speeds of a model on a Hexagon.
+/// Returns the published speeds of a model on a chip.
 ///
 /// - `model`: its architecture, layers, and elements of a token between layers
-/// - `arch`: of the NPU, such as 75
-pub fn speeds<'a>(model: (&'a str, usize, usize), arch: u32) -> impl Iterator<Item = Speed<'a>> {
+/// - `chip`: `v75` for a Hexagon, `rk3588` for a Rockchip
+pub fn speeds<'a>(model: (&'a str, usize, usize), chip: &str) -> impl Iterator<Item = Speed<'a>> {
     let (name, layers, embed) = model;
-    let wanted = format!("{name} {layers} {embed} v{arch} ");
+    let wanted = format!("{name} {layers} {embed} {chip} ");
     lines("speed").filter_map(move |line| {
         let mut words = line.strip_prefix(&wanted)?.splitn(4, ' ');
         let mut word = || words.next();

@@ -15,6 +15,8 @@ pub struct WeightProduct {
     pub weight: GgmlType,
     /// The same as a packed type; `None` if they are not packed.
     pub packed: Option<WeightType>,
+    /// The weights in the file.
+    pub tensor: TensorInfo,
     /// Elements of a row of weights.
     pub inputs: usize,
     /// Rows of weights.
@@ -201,7 +203,8 @@ fn kv_heads(file: &File, key: &str, count: usize, heads: usize) -> Result<Vec<us
 }
 
 impl WeightProduct {
-    fn of(tensor: &TensorInfo, used: usize) -> Self {
+    /// Reads the size of a product with a tensor, of whose experts a token takes `used`.
+    pub fn of(tensor: &TensorInfo, used: usize) -> Self {
         let [inputs, outputs, experts, _] = tensor.ne;
         let layout = WeightLayout::new(&weights(tensor));
         Self {
@@ -211,6 +214,7 @@ impl WeightProduct {
                 Some(Conversion::Requantized) => GgmlType::Q8_0,
                 Some(Conversion::Lossless | Conversion::Groups) | None => tensor.dtype,
             },
+            tensor: tensor.clone(),
             inputs,
             outputs,
             experts: (experts, used.min(experts)),
