@@ -20,8 +20,8 @@ use crate::text::{Column, table};
 
 /// Nanoseconds of the CPU for each element that goes into a product on the NPU or comes out of it: rotation, quantization and
 /// sums, and the norms and gates between products.
-// SOURCE: fitted to RK3588, Qwen2.5-1.5B Q8_0, 281 tokens/s of a prompt of 512 (unimatrix099's fork of rk-llama.cpp, attention
-// on the NPU). Other chips have no published figures and get the same.
+// SOURCE: fitted to RK3588, Qwen2.5-1.5B Q8_0, 281 tokens/s of a prompt of 512 (unimatrix099's fork of rk-llama.cpp, assumed
+// to have attention on the NPU). Other chips have no published figures and get the same.
 const ELEMENT_NS: f64 = 2.35;
 
 /// Operations of the CPU's products in a nanosecond, for one token and for many.
