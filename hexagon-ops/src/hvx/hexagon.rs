@@ -45,6 +45,11 @@ vector_ops! {
     and(a, b) = Q6_V_vand_VV(a, b);
     /// Returns the bitwise or: `Q6_V_vor_VV`.
     or(a, b) = Q6_V_vor_VV(a, b);
+    /// Returns the bitwise exclusive or: `Q6_V_vxor_VV`.
+    xor(a, b) = Q6_V_vxor_VV(a, b);
+    /// Moves bytes through seven levels, of distances 64, 32, 16, 8, 4, 2 and 1: at each, byte k becomes the one at k or, where
+    /// byte k of `route` has the distance's bit, at k ^ distance: `Q6_V_vdelta_VV`.
+    move_bytes(a, route) = Q6_V_vdelta_VV(a, route);
     /// Returns the wrapping sum of words: `Q6_Vw_vadd_VwVw`.
     add_w(a, b) = Q6_Vw_vadd_VwVw(a, b);
     /// Returns the wrapping difference of words: `Q6_Vw_vsub_VwVw`.

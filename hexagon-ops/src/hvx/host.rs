@@ -142,6 +142,29 @@ pub fn or(a: Vector, b: Vector) -> Vector {
     lanes!(u32, 32; a, b => a | b)
 }
 
+/// Returns the bitwise exclusive or: `Q6_V_vxor_VV`.
+#[must_use]
+#[inline(always)]
+pub fn xor(a: Vector, b: Vector) -> Vector {
+    lanes!(u32, 32; a, b => a ^ b)
+}
+
+/// Moves bytes through seven levels, of distances 64, 32, 16, 8, 4, 2 and 1: at each, byte k becomes the one at k or, where
+/// byte k of `route` has the distance's bit, at k ^ distance: `Q6_V_vdelta_VV`.
+#[must_use]
+#[inline(always)]
+pub fn move_bytes(a: Vector, route: Vector) -> Vector {
+    let mut bytes = a.0;
+    for level in (0..7).rev() {
+        let distance = 1 << level;
+        let from = bytes;
+        for (k, (byte, route)) in bytes.iter_mut().zip(route.0).enumerate() {
+            *byte = from[k ^ (usize::from(route) & distance)];
+        }
+    }
+    Vector(bytes)
+}
+
 /// Returns the wrapping sum of words: `Q6_Vw_vadd_VwVw`.
 #[must_use]
 #[inline(always)]

@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 67] = [
+pub const NAMES: [&str; 69] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -72,6 +72,8 @@ pub const NAMES: [&str; 67] = [
     "min_h",
     "shl_add_w",
     "sub_sat_w",
+    "xor",
+    "move_bytes",
 ];
 
 /// Number of the first operation on floating point.
@@ -172,6 +174,8 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         64 => one(hvx::min_h(a, b)),
         65 => one(hvx::shl_add_w(c, a, scalar & 31)),
         66 => one(hvx::sub_sat_w(a, b)),
+        67 => one(hvx::xor(a, b)),
+        68 => one(hvx::move_bytes(a, b)),
         ACCUMULATE => {
             let sum = Accumulator::from_f32(c).mul_add(a, b).plus_f32(a);
             let product = sum.times(Accumulator::difference(a, b));
