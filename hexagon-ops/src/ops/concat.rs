@@ -3,7 +3,8 @@
 use super::copy::{CopyRow, converts};
 use super::tensor::{Columns, MOVE, Run, Shape, Source, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
-use crate::hvx;
+use crate::hvx::{self, Vector, and, load_f32, move_bytes, or};
+use crate::layout::{LINE_BYTES, Line};
 use crate::rt::Engine;
 
 /// Writes `src[0]`, followed by `src[1]`, along dimension `dim`.
@@ -136,8 +137,15 @@ fn join_windows(run: &mut Run<'_>, views: &[View<'_>; 2]) -> bool {
     let widths = views.each_ref().map(|view| view.shape.ne[0]);
     match (run.floats(), widths) {
         (Some((out, 4)), [3, 1]) if n_past == 3 => {
+            let done = hvx::widest(JoinFours {
+                out: out.as_chunks_mut().0,
+                past,
+                new,
+            });
             let (out, past) = (out.as_chunks_mut::<4>().0, past.as_chunks::<3>().0);
-            for ((out, [a, b, c]), new) in out.iter_mut().zip(past).zip(new) {
+            let (out, past) = (out.iter_mut().skip(done), past.iter().skip(done));
+            let new = new.iter().skip(done);
+            for ((out, [a, b, c]), new) in out.zip(past).zip(new) {
                 *out = [*a, *b, *c, *new];
             }
             true
@@ -150,5 +158,83 @@ fn join_windows(run: &mut Run<'_>, views: &[View<'_>; 2]) -> bool {
             true
         }
         _ => false,
+    }
+}
+
+/// Words of a vector.
+const WORDS: usize = LINE_BYTES / 4;
+/// Rows of four elements that a vector holds.
+const FOURS: usize = WORDS / 4;
+
+/// Returns the route by which [`move_bytes`] brings `count` elements of each row, which follow each other without gaps, to rows
+/// of four, starting with element `at` of each.
+///
+/// Elements only move to larger places, and keep their order. Then no two meet: at a level of distance d, elements that are at
+/// one place have equal bits below d of where they come from, and equal other bits of where they go, so that they were less
+/// than d apart, and were one.
+const fn route(count: usize, at: usize) -> Line {
+    let mut bytes = [0; LINE_BYTES];
+    let mut i = 0;
+    while i < FOURS * count * 4 {
+        let (row, byte) = (i / (4 * count), i % (4 * count));
+        let to = 16 * row + 4 * at + byte;
+        let mut distance = LINE_BYTES / 2;
+        while distance > 0 {
+            if (i ^ to) & distance != 0 {
+                let place = to & !(distance - 1) | i & (distance - 1);
+                bytes[place] |= distance as u8;
+            }
+            distance /= 2;
+        }
+        i += 1;
+    }
+    Line(bytes)
+}
+
+/// Returns all bits in the elements of rows of four that [`route`] fills, and none in the others.
+const fn filled(count: usize, at: usize) -> Line {
+    let mut bytes = [0; LINE_BYTES];
+    let mut i = 0;
+    while i < LINE_BYTES {
+        let element = i % 16 / 4;
+        if at <= element && element < at + count {
+            bytes[i] = 0xff;
+        }
+        i += 1;
+    }
+    Line(bytes)
+}
+
+/// Writes rows of four elements: three of `past` and one of `new`, which have no gaps. Returns the number of rows, which is less
+/// than all: memory is read by whole vectors.
+struct JoinFours<'a> {
+    out: &'a mut [[f32; WORDS]],
+    past: &'a [f32],
+    new: &'a [f32],
+}
+
+impl hvx::Kernel for JoinFours<'_> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run(self) -> usize {
+        static ROUTES: [Line; 2] = [route(3, 0), route(1, 3)];
+        static FILLED: [Line; 2] = [filled(3, 0), filled(1, 3)];
+        let [past_route, new_route] = ROUTES.each_ref().map(hvx::load);
+        let [of_past, of_new] = FILLED.each_ref().map(hvx::load);
+        let spread = |past: Vector, new: Vector| {
+            let past = and(move_bytes(past, past_route), of_past);
+            or(past, and(move_bytes(new, new_route), of_new))
+        };
+        let (mut past, mut new, mut done) = (self.past, self.new, 0);
+        for out in self.out {
+            let (Some(old), Some(added)) = (past.first_chunk(), new.first_chunk()) else {
+                break;
+            };
+            hvx::store_f32(out, spread(load_f32(old), load_f32(added)));
+            (past, new) = (&past[3 * FOURS..], &new[FOURS..]);
+            done += FOURS;
+        }
+        done
     }
 }
