@@ -14,8 +14,10 @@ use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, mul_f32, splat_f32, sub_f32};
 use crate::rt::{Engine, SharedColumns};
 
-/// Columns that are computed at a time.
+/// Columns of a vector.
 const LANES: usize = 32;
+/// Columns that are computed at a time where there are as many.
+const WIDE: usize = 2 * LANES;
 /// Rows that are solved at a time.
 const BLOCK: usize = 4;
 /// Most tasks of a step.
@@ -29,7 +31,7 @@ struct ColumnsTask<'a> {
     solution: SharedColumns<'a>,
 }
 
-/// Solves a plane for 32 columns.
+/// Solves a plane for 64 columns, or for up to 32.
 struct SolvePlane<'a, 'b> {
     matrix: &'a View<'a>,
     right: &'a View<'a>,
@@ -37,21 +39,24 @@ struct SolvePlane<'a, 'b> {
     /// Row of the solution where the plane starts.
     row: usize,
     task: &'a mut ColumnsTask<'b>,
-    /// First of the columns, counted from the task's.
+    /// First of the columns, counted from the task's, and their number.
     column: usize,
+    count: usize,
 }
 
 impl SolvePlane<'_, '_> {
-    /// Solves rows `first` to `first + BLOCK - 1`, which are there and have 32 columns: each known row is read once for all.
+    /// Solves rows `first` to `first + BLOCK - 1`, which are there and have `32 · W = N` columns: each known row is read once for
+    /// all, and a factor is put into all lanes once for `W` vectors.
     ///
     /// - `matrix`, `right`: elements of the plane, and the number of elements from one row to the next
     #[inline(always)]
-    fn solve_block(
+    fn solve_block<const W: usize, const N: usize>(
         &mut self,
         first: usize,
         (matrix, matrix_stride): (&[f32], usize),
         (right, right_stride): (&[f32], usize),
     ) {
+        const { assert!(N == W * LANES) };
         let row = |i: usize| {
             matrix
                 .get((first + i) * matrix_stride..)
@@ -59,35 +64,115 @@ impl SolvePlane<'_, '_> {
         };
         let factors: [&[f32]; BLOCK] = core::array::from_fn(row);
         let at = self.task.first + self.column;
-        let mut rest: [Vector; BLOCK] = [splat_f32(0.0); BLOCK];
+        let mut rest: [[Vector; W]; BLOCK] = [[splat_f32(0.0); W]; BLOCK];
         for (i, rest) in rest.iter_mut().enumerate() {
-            *rest = load(right, (first + i) * right_stride + at);
+            for (w, rest) in rest.iter_mut().enumerate() {
+                *rest = load(right, (first + i) * right_stride + at + w * LANES);
+            }
         }
         let solution = &mut self.task.solution;
-        for t in (0..first).step_by(BLOCK) {
-            let known = solution.squares::<LANES, BLOCK>(self.row + t, self.column);
-            let Some(known) = known.map(|rows| rows.map(|row| hvx::load_f32(row))) else {
+        let [a, b, c, d] = factors.map(|row| {
+            let known = row.get(..first).unwrap_or_default();
+            known.as_chunks::<BLOCK>().0
+        });
+        let blocks = a.iter().zip(b).zip(c.iter().zip(d));
+        for (block, ((a, b), (c, d))) in blocks.enumerate() {
+            let row = self.row + BLOCK * block;
+            let Some(known) = solution.squares::<N, BLOCK>(row, self.column) else {
                 return;
             };
-            for (rest, factors) in rest.iter_mut().zip(factors) {
-                let factors = factors.get(t..).and_then(<[f32]>::first_chunk::<BLOCK>);
-                for (known, factor) in known.iter().zip(factors.unwrap_or(&[0.0; BLOCK])) {
-                    *rest = sub_f32(*rest, mul_f32(splat_f32(*factor), *known));
+            let known = known.map(|row| vectors::<W, N>(row));
+            for (rest, factors) in rest.iter_mut().zip([a, b, c, d]) {
+                for (known, factor) in known.iter().zip(factors) {
+                    subtract(rest, *factor, known);
                 }
             }
         }
-        let out = solution.squares::<LANES, BLOCK>(self.row + first, self.column);
+        let out = solution.squares::<N, BLOCK>(self.row + first, self.column);
         let Some(out) = out else { return };
-        for i in 0..BLOCK {
-            let factor = |t: usize| factors[i].get(first + t).copied().unwrap_or_default();
-            for t in 0..i {
-                rest[i] = sub_f32(rest[i], mul_f32(splat_f32(factor(t)), rest[t]));
-            }
-            rest[i] = mul_f32(rest[i], splat_f32(1.0 / factor(i)));
-        }
+        // Without loops, so that the rows stay in registers.
+        let [a, b, c, d] = factors.map(|row| {
+            let row = row.get(first..).and_then(<[f32]>::first_chunk::<BLOCK>);
+            *row.unwrap_or(&[1.0; BLOCK])
+        });
+        let [mut first, mut second, mut third, mut last] = rest;
+        divide(&mut first, a[0]);
+        subtract(&mut second, b[0], &first);
+        divide(&mut second, b[1]);
+        subtract(&mut third, c[0], &first);
+        subtract(&mut third, c[1], &second);
+        divide(&mut third, c[2]);
+        subtract(&mut last, d[0], &first);
+        subtract(&mut last, d[1], &second);
+        subtract(&mut last, d[2], &third);
+        divide(&mut last, d[3]);
+        let rest = [first, second, third, last];
         for (out, rest) in out.into_iter().zip(rest) {
-            hvx::store_f32(out, rest);
+            for (out, rest) in out.as_chunks_mut().0.iter_mut().zip(rest) {
+                hvx::store_f32(out, rest);
+            }
         }
+    }
+
+    /// Solves row `i` for the columns up to 32 that start with `column`.
+    #[inline(always)]
+    fn solve_row(&mut self, i: usize, column: usize) {
+        let [i2, i3] = self.plane;
+        let at = [i, i2, i3];
+        let len = LANES.min(self.task.count - column);
+        let right = self.right.floats(at).unwrap_or_default();
+        let mut rest = load(right, self.task.first + column);
+        for t in 0..i {
+            let known = self.task.solution.row(self.row + t);
+            let known = load(known, column);
+            let factor = splat_f32(self.matrix.element(t, at));
+            rest = sub_f32(rest, mul_f32(factor, known));
+        }
+        let factor = splat_f32(1.0 / self.matrix.element(i, at));
+        let mut lanes = [0.0; LANES];
+        hvx::store_f32(&mut lanes, mul_f32(rest, factor));
+        let row = self.task.solution.row(self.row + i);
+        let to = row.get_mut(column..column + len);
+        hvx::copy_f32(to.unwrap_or_default(), &lanes);
+    }
+
+    /// Solves all whole blocks of the plane for `32 · W = N` columns, and returns their number.
+    #[inline(always)]
+    fn solve_blocks<const W: usize, const N: usize>(
+        &mut self,
+        matrix: (&[f32], usize),
+        right: (&[f32], usize),
+    ) -> usize {
+        let n_blocks = self.matrix.shape.ne[0] / BLOCK;
+        for block in 0..n_blocks {
+            self.solve_block::<W, N>(BLOCK * block, matrix, right);
+        }
+        n_blocks
+    }
+}
+
+/// Returns the vectors of a part of a row.
+#[inline(always)]
+fn vectors<const W: usize, const N: usize>(row: &[f32; N]) -> [Vector; W] {
+    let (chunks, _) = row.as_chunks::<LANES>();
+    core::array::from_fn(|w| chunks.get(w).map_or(splat_f32(0.0), hvx::load_f32))
+}
+
+/// Divides by a number.
+#[inline(always)]
+fn divide<const W: usize>(rest: &mut [Vector; W], by: f32) {
+    let inverse = splat_f32(1.0 / by);
+    for rest in rest {
+        *rest = mul_f32(*rest, inverse);
+    }
+}
+
+/// Subtracts `factor · known`.
+#[inline(always)]
+fn subtract<const W: usize>(rest: &mut [Vector; W], factor: f32, known: &[Vector; W]) {
+    let factor = splat_f32(factor);
+    for (rest, known) in rest.iter_mut().zip(known) {
+        *rest = sub_f32(*rest, mul_f32(factor, *known));
     }
 }
 
@@ -97,35 +182,21 @@ impl hvx::Kernel for SolvePlane<'_, '_> {
     #[inline(always)]
     fn run(mut self) {
         let [i2, i3] = self.plane;
-        let len = LANES.min(self.task.count - self.column);
         let n = self.matrix.shape.ne[0];
         let rows = [self.matrix, self.right].map(|view| view.float_rows([0, i2, i3], n));
         let by_blocks = match rows {
-            [Some(matrix), Some(right)] if len == LANES => {
-                let n_blocks = n / BLOCK;
-                for block in 0..n_blocks {
-                    self.solve_block(BLOCK * block, matrix, right);
-                }
-                n_blocks
+            [Some(matrix), Some(right)] if self.count == WIDE => {
+                self.solve_blocks::<2, WIDE>(matrix, right)
+            }
+            [Some(matrix), Some(right)] if self.count == LANES => {
+                self.solve_blocks::<1, LANES>(matrix, right)
             }
             _ => 0,
         };
-        for i in BLOCK * by_blocks..n {
-            let at = [i, i2, i3];
-            let right = self.right.floats(at).unwrap_or_default();
-            let mut rest = load(right, self.task.first + self.column);
-            for t in 0..i {
-                let known = self.task.solution.row(self.row + t);
-                let known = load(known, self.column);
-                let factor = splat_f32(self.matrix.element(t, at));
-                rest = sub_f32(rest, mul_f32(factor, known));
+        for column in (self.column..self.column + self.count).step_by(LANES) {
+            for i in BLOCK * by_blocks..n {
+                self.solve_row(i, column);
             }
-            let factor = splat_f32(1.0 / self.matrix.element(i, at));
-            let mut lanes = [0.0; LANES];
-            hvx::store_f32(&mut lanes, mul_f32(rest, factor));
-            let row = self.task.solution.row(self.row + i);
-            let to = row.get_mut(self.column..self.column + len);
-            hvx::copy_f32(to.unwrap_or_default(), &lanes);
         }
     }
 }
@@ -172,7 +243,12 @@ pub fn solve(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result
         let Some(task) = task else { return };
         for i3 in 0..d3 {
             for i2 in 0..d2 {
-                for column in (0..task.count).step_by(LANES) {
+                let mut column = 0;
+                while column < task.count {
+                    let count = match task.count - column {
+                        WIDE.. => WIDE,
+                        rest => rest.min(LANES),
+                    };
                     hvx::widest(SolvePlane {
                         matrix,
                         right,
@@ -180,7 +256,9 @@ pub fn solve(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result
                         row: (i3 * d2 + i2) * n,
                         task,
                         column,
+                        count,
                     });
+                    column += count;
                 }
             }
         }

@@ -12,7 +12,13 @@ const F: u32 = TYPE_F32;
 fn triangular_equations_are_solved() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    for (n, k, d2, d3) in [(1, 1, 1, 1), (11, 5, 2, 3), (30, 33, 1, 2), (64, 81, 2, 1)] {
+    for (n, k, d2, d3) in [
+        (1, 1, 1, 1),
+        (11, 5, 2, 3),
+        (30, 33, 1, 2),
+        (64, 81, 2, 1),
+        (37, 200, 1, 1),
+    ] {
         // What is above the diagonal is not read.
         let a = Case::of(F, [n, n, d2, d3], GAPS, || numbers.float() / 8.0);
         let mut matrix = a.clone();
