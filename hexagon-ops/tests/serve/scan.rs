@@ -158,6 +158,7 @@ fn elements_are_put_in_order() {
         (3000, 600),
         (300, 299),
         (257, 256),
+        (4096, 4096),
     ] {
         for place in [DENSE, GAPS] {
             for has_ties in [false, true] {
@@ -211,19 +212,21 @@ fn elements_are_put_in_order() {
     ]
     .into_iter()
     .cycle();
-    let src = Case::of(F, [40, 1, 1, 1], DENSE, || next.next().unwrap());
-    for order in [0, 1] {
-        let mut sorted: Vec<usize> = (0..40).collect();
-        sorted.sort_by(|a, b| {
-            let up = src.values[*a].total_cmp(&src.values[*b]);
-            if order == 0 { up } else { up.reverse() }
-        });
-        let mut dst = Case::zeros(TYPE_I32, [40, 1, 1, 1], DENSE);
-        dst.values = sorted.into_iter().map(|i| i as f64).collect();
-        let mut params = [0; 16];
-        params[0] = order;
-        let src = std::slice::from_ref(&src);
-        bench.check((KERNEL_ARGSORT, params), &dst, src, false, 0.0);
+    for n in [40, 300] {
+        let src = Case::of(F, [n, 1, 1, 1], DENSE, || next.next().unwrap());
+        for order in [0, 1] {
+            let mut sorted: Vec<usize> = (0..n).collect();
+            sorted.sort_by(|a, b| {
+                let up = src.values[*a].total_cmp(&src.values[*b]);
+                if order == 0 { up } else { up.reverse() }
+            });
+            let mut dst = Case::zeros(TYPE_I32, [n, 1, 1, 1], DENSE);
+            dst.values = sorted.into_iter().map(|i| i as f64).collect();
+            let mut params = [0; 16];
+            params[0] = order;
+            let src = std::slice::from_ref(&src);
+            bench.check((KERNEL_ARGSORT, params), &dst, src, false, 0.0);
+        }
     }
     let src = Case::random(F, [5, 3, 1, 1], DENSE, 1.0, &mut numbers);
     for (dtype, k, order) in [

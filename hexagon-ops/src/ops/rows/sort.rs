@@ -11,13 +11,18 @@
 //!   result[place[i]] = i
 //! ```
 //!
+//! Rows of up to [`SORTED`] elements without gaps are sorted by a [network].
+//!
 //! For other rows the kernel has no memory but the result's row: k numbers. If k is the length of the source's
 //! row, they are sorted in place. Otherwise they are a heap with the worst number on top, and the
 //! elements of a chunk of the source are compared one by one only if its best element is better
 //! than that.
 
+mod network;
+
 use core::cmp::Ordering;
 
+use self::network::{Network, SORTED};
 use super::{all_lanes, first_lane, lane_numbers};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_w};
@@ -246,14 +251,22 @@ pub fn sort(engine: &Engine, order: Order, dst: ViewMut<'_>, src: &Source<'_>) -
         };
         // Rows that `words` refuses were refused above.
         let Ok(words) = row.words() else { return };
-        if n <= COUNTED
-            && let Some(elems) = view.floats(at)
-        {
-            return hvx::widest(Count {
-                elems,
-                order,
-                words,
-            });
+        match view.floats(at) {
+            Some(elems) if n <= COUNTED => {
+                return hvx::widest(Count {
+                    elems,
+                    order,
+                    words,
+                });
+            }
+            Some(elems) if n <= SORTED => {
+                return hvx::widest(Network {
+                    elems,
+                    order,
+                    words,
+                });
+            }
+            _ => {}
         }
         for (number, word) in (0..).zip(words.iter_mut()) {
             *word = number;
