@@ -195,26 +195,67 @@ pub fn set_rows(
     dst.for_named_parts(engine, work, place, |part| {
         for i3 in 0..s[3] {
             for i2 in 0..s[2] {
-                for i1 in 0..s[1] {
-                    let to = checked(ids.index(i1, [i2, i3, 0]));
-                    if let Some(mut row) = part.row([to, i2, i3]) {
-                        if i1 + 1 < s[1] {
-                            view.fetch([i1 + 1, i2, i3], 1);
-                        }
-                        hvx::widest(CopyRow {
-                            n: row.len(),
-                            row: &mut row,
-                            to: 0,
-                            view: &view,
-                            at: [i1, i2, i3],
-                            from: 0,
-                        });
-                    }
+                if s[1] > 0 && is_plain(&view.shape) {
+                    put_floats(part, &view, &ids, [i2, i3]);
+                } else {
+                    put_rows(part, &view, &ids, [i2, i3]);
                 }
             }
         }
     });
     Ok(())
+}
+
+/// Writes those rows of a plane that belong to a part of the result. The numbers were checked.
+fn put_rows(part: &mut ViewMut<'_>, view: &View<'_>, ids: &View<'_>, [i2, i3]: [usize; 2]) {
+    let count = view.shape.ne[1];
+    for i1 in 0..count {
+        let to = checked(ids.index(i1, [i2, i3, 0]));
+        if let Some(mut row) = part.row([to, i2, i3]) {
+            if i1 + 1 < count {
+                view.fetch([i1 + 1, i2, i3], 1);
+            }
+            hvx::widest(CopyRow {
+                n: row.len(),
+                row: &mut row,
+                to: 0,
+                view,
+                at: [i1, i2, i3],
+                from: 0,
+            });
+        }
+    }
+}
+
+/// Does the same for rows that are [plain](is_plain). Rows that follow each other on both sides, as those of a prompt do, are
+/// written together.
+fn put_floats(part: &mut ViewMut<'_>, view: &View<'_>, ids: &View<'_>, [i2, i3]: [usize; 2]) {
+    let [n, count, ..] = view.shape.ne;
+    let Some((mut elems, stride)) = view.float_rows([0, i2, i3], count) else {
+        return;
+    };
+    let number = |i: usize| checked(ids.index(i, [i2, i3, 0]));
+    let (mut end, mut next) = (0, number(0));
+    while end < count {
+        let (to, first) = (next, end);
+        while end < count && next == to + (end - first) && (end == first || stride == n) {
+            end += 1;
+            if end < count {
+                next = number(end);
+            }
+        }
+        view.fetch([end, i2, i3], 1);
+        let rows = end - first;
+        let together = elems.get(..rows * n).unwrap_or_default();
+        if !part.write_rows([to, i2, i3], together) {
+            for (i, row) in elems.chunks(stride.max(1)).take(rows).enumerate() {
+                if let Some(mut to) = part.row([to + i, i2, i3]) {
+                    to.write(0, row.get(..n).unwrap_or_default());
+                }
+            }
+        }
+        elems = elems.get(rows * stride..).unwrap_or_default();
+    }
 }
 
 /// Returns `true` if rows are f32 without gaps, and whole elements from one to the next.

@@ -181,11 +181,16 @@ impl<'a> View<'a> {
             self.shape.row(at)
         };
         let bytes = self.tail(row + self.shape.column(k) * self.shape.nb[0]);
+        // An aligned number is one load.
         match self.shape.dtype {
-            Type::I64 => bytes.first_chunk().map_or(-1, |b| i64::from_le_bytes(*b)),
-            Type::I32 => bytes
-                .first_chunk()
-                .map_or(-1, |b| i64::from(i32::from_le_bytes(*b))),
+            Type::I64 => bytes.first_chunk::<8>().map_or(-1, |b| {
+                let aligned = bytemuck::try_from_bytes(b).copied();
+                aligned.unwrap_or_else(|_| i64::from_le_bytes(*b))
+            }),
+            Type::I32 => bytes.first_chunk::<4>().map_or(-1, |b| {
+                let aligned = bytemuck::try_from_bytes(b).copied();
+                i64::from(aligned.unwrap_or_else(|_| i32::from_le_bytes(*b)))
+            }),
             _ => -1,
         }
     }
@@ -465,19 +470,24 @@ impl<'a> ViewMut<'a> {
     /// Writes rows that differ only in dimension 1, starting with `at`; returns `false` and writes nothing unless they all
     /// belong to this part and have no gaps inside and between.
     pub fn write_rows(&mut self, at: [usize; 3], elems: &[f32]) -> bool {
-        let mut rows = self.shape;
-        (rows.ne[0], rows.ne[1]) = (elems.len(), 1);
-        rows.nb[0] = self.shape.dtype.block_bytes();
-        match self.rows_mut(at, elems.len()) {
-            Some(bytes) => convert::write(&rows, bytes, 0, elems),
-            None => return false,
-        }
+        let range = self.dense_range(at, elems.len());
+        let Some(bytes) = range.and_then(|range| self.bytes.get_mut(range)) else {
+            return false;
+        };
+        // The type and the distance of elements are those of one row.
+        convert::write(&self.shape, bytes, 0, elems);
         true
     }
 
     /// Returns the bytes of `count` elements of floats in rows that differ only in dimension 1, starting with `at`; `None`
     /// unless they all belong to this part and have no gaps inside and between.
     pub fn rows_mut(&mut self, at: [usize; 3], count: usize) -> Option<&mut [u8]> {
+        let range = self.dense_range(at, count)?;
+        self.bytes.get_mut(range)
+    }
+
+    /// Returns the bytes of this part that [`Self::rows_mut`] returns.
+    fn dense_range(&self, at: [usize; 3], count: usize) -> Option<Range<usize>> {
         let shape = &self.shape;
         let n = shape.ne[0];
         let is_dense =
@@ -493,7 +503,7 @@ impl<'a> ViewMut<'a> {
             && count <= (self.rows.end - first.min(self.rows.end)) * n;
         let start = shape.row(at).wrapping_sub(self.base);
         let bytes = count * shape.dtype.block_bytes();
-        (self.bytes.get_mut(start..start.wrapping_add(bytes))).filter(|_| fits)
+        fits.then_some(start..start.wrapping_add(bytes))
     }
 
     /// Calls `f` with each row of this part.

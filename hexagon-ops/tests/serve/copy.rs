@@ -95,25 +95,32 @@ fn row(ids: &Case, [i0, i1, i2]: [usize; 3]) -> usize {
 fn rows_are_stored_by_number_and_the_others_stay() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    for dtype in [F, H, B].into_iter().chain(BLOCKS) {
-        for (ne, ids_type) in [
-            ([64, 40, 2, 3], TYPE_I64),
-            ([576, 13, 4, 3], TYPE_I32),
-            ([1, 900, 1, 1], TYPE_I64),
-        ] {
+    let scattered = [
+        ([64, 40, 2, 3], TYPE_I64, 7, GAPS),
+        ([576, 13, 4, 3], TYPE_I32, 7, GAPS),
+        ([1, 900, 1, 1], TYPE_I64, 7, GAPS),
+    ];
+    let successive = [
+        ([64, 40, 2, 3], TYPE_I64, 1, DENSE),
+        ([96, 17, 1, 1], TYPE_I64, 1, GAPS),
+    ];
+    let scattered = ([F, H, B].into_iter().chain(BLOCKS)).map(|dtype| (dtype, &scattered[..]));
+    let successive = [F, H, B, TYPE_Q8_0].map(|dtype| (dtype, &successive[..]));
+    for (dtype, cases) in scattered.chain(successive) {
+        for (ne, ids_type, step, place) in cases.iter().copied() {
             if BLOCKS.contains(&dtype) && ne[0] == 1 {
                 continue;
             }
             let n_rows = ne[1] / 2;
-            let src = Case::random(F, [ne[0], n_rows, ne[2], ne[3]], GAPS, 2.0, &mut numbers);
-            // Different rows: 7 times the index modulo a number of rows that 7 does not divide.
+            let src = Case::random(F, [ne[0], n_rows, ne[2], ne[3]], place, 2.0, &mut numbers);
+            // Different rows: the steps share no divisor with the numbers of rows.
             let mut index = 0;
             let ids = Case::of(ids_type, [n_rows, ne[2], 1, 1], DENSE, || {
-                let row = 7 * index % ne[1];
+                let row = step * index % ne[1];
                 index += 1;
                 f32::from(u16::try_from(row).unwrap())
             });
-            let shape = Case::zeros(dtype, ne, GAPS);
+            let shape = Case::zeros(dtype, ne, place);
             let have = bench.run(
                 (KERNEL_SET_ROWS, [0; 16]),
                 &shape,
