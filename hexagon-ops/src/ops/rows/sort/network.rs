@@ -32,10 +32,10 @@ pub(super) struct Network<'a> {
     pub(super) words: &'a mut [i32],
 }
 
-/// Vectors of keys, and of the numbers of their elements.
-struct Pairs {
-    keys: [Line; MOST],
-    numbers: [Line; MOST],
+/// Vectors of keys, and as many of the numbers of their elements: a power of two.
+struct Pairs<'a> {
+    keys: &'a mut [Line],
+    numbers: &'a mut [Line],
 }
 
 /// A key and a number in each lane.
@@ -117,13 +117,13 @@ fn lanes_with(bit: usize) -> Vector {
     hvx::shr_add_w(splat_w(0), sub_w(splat_w(0), bits), 31)
 }
 
-impl Pairs {
-    /// Reads a row into the first `count` vectors, with keys after all others, and larger numbers, after its end.
+impl Pairs<'_> {
+    /// Reads a row, with keys after all others, and larger numbers, after its end.
     #[inline(always)]
-    fn fill(&mut self, elems: &[f32], order: Order, count: usize) {
+    fn fill(&mut self, elems: &[f32], order: Order) {
         let last = splat_w(i32::try_from(elems.len()).unwrap_or(i32::MAX) - 1);
         let mut number = lane_numbers();
-        let lines = self.keys.iter_mut().zip(&mut self.numbers).take(count);
+        let lines = self.keys.iter_mut().zip(&mut *self.numbers);
         for (i, (key, to)) in lines.enumerate() {
             let word = ordered(load(elems, 32 * i));
             let word = match order {
@@ -138,10 +138,10 @@ impl Pairs {
         }
     }
 
-    /// Sorts the first `count` vectors, a power of two.
     #[inline(always)]
-    fn sort(&mut self, count: usize) {
-        let (keys, numbers) = (&mut self.keys[..count], &mut self.numbers[..count]);
+    fn sort(&mut self) {
+        let (keys, numbers) = (&mut *self.keys, &mut *self.numbers);
+        let count = keys.len();
         let mut size = 2;
         while size <= 32 * count {
             let in_lanes = match size < count {
@@ -182,18 +182,20 @@ impl hvx::Kernel for Network<'_> {
     fn run(self) {
         let count = self.elems.len().div_ceil(32).next_power_of_two();
         let count = count.clamp(FEWEST, MOST);
+        let mut lines = [Line::ZERO; 2 * MOST];
+        let (keys, numbers) = lines.split_at_mut(MOST);
         let mut pairs = Pairs {
-            keys: hvx::zeros(),
-            numbers: hvx::zeros(),
+            keys: &mut keys[..count],
+            numbers: &mut numbers[..count],
         };
-        pairs.fill(self.elems, self.order, count);
-        pairs.sort(count);
+        pairs.fill(self.elems, self.order);
+        pairs.sort();
         // Lane l of the vectors are elements l · count and later.
         let out: &mut [f32] = bytemuck::cast_slice_mut(self.words);
         let mut gathered: Gathered = hvx::zeros();
         for first in (0..count).step_by(TILE_DIM) {
             hvx::widest(GatherRows {
-                elems: bytemuck::cast_slice(&pairs.numbers),
+                elems: bytemuck::cast_slice(pairs.numbers),
                 at: 32 * first,
                 stride: 32,
                 count: TILE_DIM,
