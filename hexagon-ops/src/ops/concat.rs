@@ -1,6 +1,6 @@
 //! CONCAT: two tensors, one after the other along a dimension.
 
-use super::copy::{CopyRow, converts};
+use super::copy::{CopyRow, converts, turned};
 use super::tensor::{Columns, MOVE, Run, Shape, Source, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, and, load_f32, move_bytes, or};
@@ -34,10 +34,21 @@ pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 
     let ne = dst.shape.ne;
     let first = views[0].shape.ne[dim];
     let packets = || row_packets(ne[0], MOVE);
+    // The latest inputs of a convolution, and a prompt's, whose channels follow each other.
+    let is_turned = dim == 0 && turned::is_turned(&dst.shape, &views[1].shape);
     dst.for_parts(engine, packets, |part| {
         part.for_each_run(|mut run| {
             if dim == 0 && join_windows(&mut run, &views) {
                 return;
+            }
+            if is_turned && run.takes(&views[0]) {
+                let past = Columns {
+                    to: 0,
+                    from: 0,
+                    count: first,
+                };
+                run.take(0..run.count, &views[0], run.at, past);
+                return turned::copy_run(&mut run, &views[1], first);
             }
             if views.iter().all(|view| run.takes(view)) {
                 return join_rows(&mut run, dim, &views);

@@ -1,6 +1,6 @@
 //! Operations that move elements: rows by number, copies that convert, repetition.
 
-mod turned;
+pub(super) mod turned;
 
 use super::tensor::{
     CHUNK, Chunk, Columns, MOVE, Row, Run, Shape, Source, Type, View, ViewMut, divides, row_packets,
@@ -326,7 +326,7 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
         }
         if turned::is_turned(&d, &s) {
             dst.for_parts(engine, packets, |part| {
-                part.for_each_run(|run| turned::copy_run(run, &view));
+                part.for_each_run(|mut run| turned::copy_run(&mut run, &view, 0));
             });
             return Ok(());
         }

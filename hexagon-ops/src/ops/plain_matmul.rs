@@ -1,11 +1,15 @@
 //! MUL_MAT of tensors in ggml's own layouts: both sides are read as f32 and multiplied in FP32.
 //!
 //! ```text
-//! for each group of up to 8 rows of the result that share a plane of src0
+//! for each group of up to 32 rows of the result that share a plane of src0
 //!   for each 32 columns, for each 128 elements along K
 //!     convert 32 rows of src0 and the rows of src1 to f32
-//!     for each row: multiply 32 pairs of lanes, fold the products into one vector, add
+//!     few rows    for each row: multiply 32 pairs of lanes, fold the products into one vector, add
+//!     many rows   transpose the 32 rows; for each k, for each 8 rows: add a vector times an element
 //! ```
+//!
+//! Folds are a fourth of the work on a row, and a transposition is that on five rows. The number of rows of src1 decides, so that
+//! results do not depend on how the rows are shared out.
 //!
 //! Packed weights have other kernels ([`super::matmul`]). This one multiplies two computed tensors, as
 //! in attention without FLASH_ATTN_EXT, or a tensor with a Hadamard matrix.
@@ -13,16 +17,21 @@
 use core::ops::Range;
 
 use super::fold::Products;
+use super::square::{GROUP, GatherRows, Gathered, columns};
 use super::tensor::{MOVE, Shape, Source, Type, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
-use crate::hvx;
+use crate::hvx::{self, Accumulator, splat_f32};
 use crate::layout::Line;
 use crate::rt::Engine;
 
 /// Number of f32 in a line, and of columns that are computed at a time.
 const LANES: usize = 32;
 /// Number of rows of the result for which rows of src0 are read once.
-const ROWS: usize = 8;
+const ROWS: usize = 32;
+/// Number of rows of the result whose sums are in registers together.
+const BLOCK: usize = 8;
+/// Fewest rows of src1 for which rows of src0 are transposed.
+const MANY: usize = 16;
 /// Number of elements along K that are read at a time.
 const DEPTH: usize = 128;
 
@@ -115,20 +124,18 @@ fn rows(
     part: &mut ViewMut<'_>,
 ) {
     let (k, n, first) = (a.shape.ne[0], part.shape.ne[0], part.first());
-    let mut columns = hvx::zeros::<{ LANES * DEPTH / LANES }>();
-    let mut parts = hvx::zeros::<{ ROWS * DEPTH / LANES }>();
+    let is_many = b.shape.ne[1] >= MANY;
+    // Not by `hvx::zeros`, which makes large arrays elsewhere and copies them.
+    let mut columns = [Line::ZERO; LANES * DEPTH / LANES];
+    let mut parts = [Line::ZERO; ROWS * DEPTH / LANES];
     for n0 in (0..n).step_by(LANES) {
         let end = n.min(n0 + LANES);
         let mut sums = hvx::zeros::<ROWS>();
         for k0 in (0..k).step_by(DEPTH) {
             let range = k0..k0 + DEPTH.min(k - k0);
             let lines = range.len().div_ceil(LANES);
-            a.read_rows(
-                first + n0..first + end,
-                plane,
-                range.clone(),
-                &mut columns[..LANES * lines],
-            );
+            let columns = &mut columns[..LANES * lines];
+            a.read_rows(first + n0..first + end, plane, range.clone(), columns);
             // The rows of src1 stay in `parts` if they fit.
             if n0 == 0 || k > DEPTH {
                 hvx::widest(ReadParts {
@@ -138,16 +145,97 @@ fn rows(
                     out: &mut parts,
                 });
             }
-            hvx::widest(Products {
-                rows: &parts[..places.len() * lines],
-                columns: &columns[..LANES * lines],
-                sums: &mut sums,
-            });
+            if is_many {
+                // Rows after the last one are computed, too, and not used.
+                let count = places.len().next_multiple_of(BLOCK);
+                hvx::widest(Transpose { columns });
+                hvx::widest(Multiply {
+                    columns,
+                    rows: &parts[..count * lines],
+                    sums: &mut sums[..count],
+                });
+            } else {
+                hvx::widest(Products {
+                    rows: &parts[..places.len() * lines],
+                    columns,
+                    sums: &mut sums,
+                });
+            }
         }
         for (place, sum) in places.iter().zip(&sums) {
             let elems: &[f32; LANES] = bytemuck::cast_ref(sum);
             if let Some(mut row) = part.row(*place) {
                 row.write(n0, &elems[..end - n0]);
+            }
+        }
+    }
+}
+
+/// Transposes each square of 32 rows: line l of row i becomes the elements 32 l + i of all rows.
+struct Transpose<'a> {
+    /// 32 rows, one after another.
+    columns: &'a mut [Line],
+}
+
+impl hvx::Kernel for Transpose<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let lines = self.columns.len() / LANES;
+        let mut gathered: Gathered = hvx::zeros();
+        for line in 0..lines {
+            hvx::widest(GatherRows {
+                elems: bytemuck::cast_slice(self.columns),
+                at: LANES * line,
+                stride: LANES * lines,
+                count: LANES,
+                to: &mut gathered,
+            });
+            let rows = self.columns.get_mut(line..).unwrap_or_default();
+            let mut rows = rows.iter_mut().step_by(lines);
+            for group in 0..LANES / GROUP {
+                for (column, row) in columns(&gathered, group).into_iter().zip(rows.by_ref()) {
+                    hvx::store(row, column);
+                }
+            }
+        }
+    }
+}
+
+/// Adds to each lane the product of a row and a column.
+struct Multiply<'a> {
+    /// 32 columns as [`Transpose`] leaves them.
+    columns: &'a [Line],
+    /// Rows of as many lines, one after another: a multiple of [`BLOCK`].
+    rows: &'a [Line],
+    /// For each row: 32 sums.
+    sums: &'a mut [Line],
+}
+
+impl hvx::Kernel for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let lines = self.columns.len() / LANES;
+        let blocks = self.rows.chunks_exact(BLOCK * lines);
+        for (rows, sums) in blocks.zip(self.sums.as_chunks_mut::<BLOCK>().0) {
+            let mut totals = [Accumulator::zero(); BLOCK];
+            for line in 0..lines {
+                let elems: [&[f32; LANES]; BLOCK] =
+                    core::array::from_fn(|i| bytemuck::cast_ref(&rows[i * lines + line]));
+                let columns = self.columns.get(line..).unwrap_or_default();
+                for (k, column) in columns.iter().step_by(lines).enumerate().take(LANES) {
+                    let column = hvx::load(column);
+                    for (total, elems) in totals.iter_mut().zip(elems) {
+                        *total = total.mul_add(column, splat_f32(elems[k]));
+                    }
+                }
+            }
+            for (sum, total) in sums.iter_mut().zip(totals) {
+                let sum_so_far = hvx::load(sum);
+                hvx::store(sum, total.plus_f32(sum_so_far).to_f32());
             }
         }
     }

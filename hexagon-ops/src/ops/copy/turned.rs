@@ -7,14 +7,15 @@ use crate::ops::tensor::{Run, Shape, Type, View};
 
 /// Returns `true` if [`copy_run`] copies a tensor of the result's shape: elements of dimension 1 follow each other instead of those
 /// of dimension 0.
-pub(super) fn is_turned(dst: &Shape, src: &Shape) -> bool {
+pub(in crate::ops) fn is_turned(dst: &Shape, src: &Shape) -> bool {
     let elems = [dst.dtype, src.dtype] == [Type::F32; 2];
     elems && dst.has_dense_rows() && src.nb[1] == 4 && src.nb[0].is_multiple_of(4)
 }
 
-/// Copies the rows of a run from a view that [`is_turned`] accepts.
-pub(super) fn copy_run(mut run: Run<'_>, view: &View<'_>) {
-    let (at, count, n) = (run.at, run.count, run.len());
+/// Copies the rows of a run from a view that [`is_turned`] accepts, to the columns that start with `to`.
+pub(in crate::ops) fn copy_run(run: &mut Run<'_>, view: &View<'_>, to: usize) {
+    let (at, count) = (run.at, run.count);
+    let n = view.shape.ne[0].min(run.len().saturating_sub(to));
     let stride = view.shape.nb[0] / 4;
     let bytes = view.tail(view.shape.row(at));
     let elems: &[f32] = bytemuck::try_cast_slice(&bytes[..bytes.len() / 4 * 4]).unwrap_or_default();
@@ -34,7 +35,9 @@ pub(super) fn copy_run(mut run: Run<'_>, view: &View<'_>) {
             });
             hvx::widest(WriteColumns {
                 gathered: &gathered,
-                out: out.get_mut(row * out_stride + column..).unwrap_or_default(),
+                out: out
+                    .get_mut(row * out_stride + to + column..)
+                    .unwrap_or_default(),
                 stride: out_stride,
                 rows: TILE_DIM.min(count - row),
                 columns,
