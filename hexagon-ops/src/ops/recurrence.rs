@@ -24,6 +24,8 @@ use crate::wire::WIDE_SOURCES;
 
 /// Most tasks of a step.
 const MAX_TASKS: usize = 8;
+/// Rows whose outputs are computed together.
+const ROWS: usize = 32;
 
 /// A recurrence, with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,14 +74,21 @@ impl<'a> Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// Returns the state that a head of the gated delta rule begins with, if its rows follow each other.
+    /// Returns the state that a head begins with, if [`HeadState::step_square`] computes the operation's tokens, and the state's
+    /// rows follow each other.
     fn whole_state(&self, sequence: usize, head: usize) -> Option<&'a [f32]> {
         let Sizes { rows, columns, .. } = self.sizes;
-        if !matches!(self.kind, Recurrence::GatedDelta(_)) {
-            return None;
-        }
-        let (elems, stride) = self.src[5].float_rows([0, head, sequence], rows)?;
-        (stride == columns).then_some(elems)
+        let (source, plane) = match self.kind {
+            Recurrence::GatedDelta(_) => (5, sequence),
+            // All rows of a head decay alike.
+            Recurrence::SsmScan(_) if self.src[3].shape.ne[0] == 1 => {
+                let slot = self.src[6].index(sequence, [0; 3]);
+                (0, usize::try_from(slot).unwrap_or(0))
+            }
+            _ => return None,
+        };
+        let (elems, stride) = self.src[source].float_rows([0, head, plane], rows)?;
+        (stride == columns && rows.is_multiple_of(ROWS)).then_some(elems)
     }
 }
 
@@ -140,7 +149,7 @@ impl HeadsTask<'_> {
 }
 
 impl HeadsTask<'_> {
-    /// Takes a head with a state of `32 · L` rows and columns through all tokens of a sequence. The first token reads the state
+    /// Takes a head with a state of `32 · L` columns through all tokens of a sequence. The first token reads the state
     /// where it is, and the last one writes it where it will be.
     fn run_square<const L: usize>(
         &mut self,

@@ -69,6 +69,7 @@ fn a_state_space_scans_heads_groups_and_chosen_states() {
         (32, 8, 2, 1, 2, 2, true, 4),
         (16, 4, 2, 1, 1, 1, false, 1),
         (16, 40, 3, 1, 3, 1, false, 1),
+        (64, 32, 2, 1, 3, 2, true, 2),
     ] {
         let s = case([n, dim, heads, sequences + 2], 1.0, &mut numbers);
         let x = Case::random(F, [dim, heads, tokens, sequences], GAPS, 1.0, &mut numbers);

@@ -203,7 +203,8 @@ impl<'a> HeadState<'a> {
         }
     }
 
-    /// Computes a token of a head with `32 · L` rows and columns by rows of the state.
+    /// Computes a token of a head with `32 · L` columns, and rows in whole groups of 32, by rows of the state. There is no second
+    /// vector.
     ///
     /// - `from`: the state before the token, if it is not here yet
     /// - `to`: memory of the state after the token; without it, the state is kept here
@@ -232,11 +233,20 @@ impl<'a> HeadState<'a> {
                 }
                 from
             });
-            hvx::widest(ReadRows {
-                rows: from.unwrap_or(kept),
-                vectors: [keys, queries],
-                sums: [old, new],
-            });
+            let rows = from.unwrap_or(kept);
+            if form.takes_old {
+                hvx::widest(ReadRows {
+                    rows,
+                    vectors: [keys, queries],
+                    sums: [old, new],
+                });
+            } else {
+                hvx::widest(ReadRowsOnce {
+                    rows,
+                    vector: queries,
+                    sum: new,
+                });
+            }
             hvx::widest(CombineRows {
                 form,
                 beta: &self.beta[0],
@@ -538,6 +548,45 @@ impl<const L: usize> hvx::Kernel for ReadRows<'_, L> {
             if let Some(folded) = folded.first_chunk() {
                 hvx::store(sum, last_folds(folded));
             }
+        }
+    }
+}
+
+/// Writes the products of a vector with each of 32 rows.
+struct ReadRowsOnce<'a, const L: usize> {
+    rows: &'a Rows<L>,
+    vector: &'a [Line; L],
+    sum: &'a mut Line,
+}
+
+impl<const L: usize> hvx::Kernel for ReadRowsOnce<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (low, high) = self.rows.split_at(2 * GROUPS);
+        let ((a, b), (c, d)) = (low.split_at(GROUPS), high.split_at(GROUPS));
+        let rows = a.iter().zip(b).zip(c.iter().zip(d));
+        let x = self.vector.each_ref().map(hvx::load);
+        let mut folded = LinePlanes::<GROUPS>::unfilled();
+        folded.fill_first(rows.map(|((a, b), (c, d))| {
+            let rows = [a, b, c, d];
+            let mut sums = rows.map(|row| Accumulator::product(hvx::load_f32(&row[0]), x[0]));
+            for line in 1..L {
+                let [s0, s1, s2, s3] = sums;
+                let [a, b, c, d] = rows.map(|row| hvx::load_f32(&row[line]));
+                sums = [
+                    s0.mul_add(a, x[line]),
+                    s1.mul_add(b, x[line]),
+                    s2.mul_add(c, x[line]),
+                    s3.mul_add(d, x[line]),
+                ];
+            }
+            [fold_four(sums)]
+        }));
+        let [folded, _] = folded.lines();
+        if let Some(folded) = folded.first_chunk() {
+            hvx::store(self.sum, last_folds(folded));
         }
     }
 }

@@ -40,10 +40,21 @@ impl<'a> Inputs<'a> {
     fn ssm_scan(
         &self,
         scratch: &mut HeadState<'_>,
-        [token, sequence]: [usize; 2],
+        at: [usize; 2],
         heads: Range<usize>,
         out: &mut [f32],
     ) {
+        let form = self.scan_vectors(scratch, at, heads);
+        scratch.step_rows(&form, out);
+    }
+
+    /// Reads the vectors of a token of a scan. States of which each row decays in its own way decay here.
+    fn scan_vectors(
+        &self,
+        scratch: &mut HeadState<'_>,
+        [token, sequence]: [usize; 2],
+        heads: Range<usize>,
+    ) -> RowForm {
         let [_, _, dt, a, b, ..] = &self.src;
         let (rows, head) = (self.sizes.rows, heads.start);
         let group = head / (self.sizes.heads / b.shape.ne[1]);
@@ -73,15 +84,13 @@ impl<'a> Inputs<'a> {
         for (i, head) in heads.enumerate() {
             scratch.set_values(i * rows, self.row(1, [head, token, sequence]));
         }
-        let form = RowForm {
+        RowForm {
             own,
             ..RowForm::default()
-        };
-        scratch.step_rows(&form, out);
+        }
     }
 
-    /// Computes a token of [`Recurrence::GatedDelta`] with `32 · L` rows and columns, from one memory of the state to another:
-    /// [`HeadState::step_square`].
+    /// Computes a token with `32 · L` columns, from one memory of the state to another: [`HeadState::step_square`].
     pub(super) fn step_square<const L: usize>(
         &self,
         scratch: &mut HeadState<'_>,
@@ -89,7 +98,11 @@ impl<'a> Inputs<'a> {
         (from, to): (Option<&[f32]>, Option<&mut [f32]>),
         out: &mut [f32],
     ) {
-        let form = self.delta_vectors(scratch, at);
+        let [head, token, sequence] = at;
+        let form = match self.kind {
+            Recurrence::SsmScan(_) => self.scan_vectors(scratch, [token, sequence], head..head + 1),
+            _ => self.delta_vectors(scratch, at),
+        };
         scratch.step_square::<L>(&form, from, to, out);
     }
 
