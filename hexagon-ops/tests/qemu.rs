@@ -337,7 +337,12 @@ fn rows_have_the_hosts_values_up_to_their_ends() {
             let dtype = rows::compute(case, &mut arena).unwrap();
             let want = elements(bytemuck::cast_slice(&arena.dst), dtype);
             // Rounding of f16, and of qfloat.
-            let mut relative = if dtype == Type::F16 { 1e-3 } else { 2e-6 };
+            let mut relative = match (dtype, library) {
+                (Type::F16, _) => 1e-3,
+                (_, "v73" | "v75") => 2e-6,
+                // With qfloat, a logistic function has another polynomial: the host's, with IEEE arithmetic, is off by 2.6e-6.
+                _ => 3e-6,
+            };
             if is_by_rules && library == "v73q" {
                 // A qf32 has 23 bits, so that angles of thousands are off by 2^-12.
                 relative = if dtype == Type::F16 { 2e-3 } else { 3e-4 };
