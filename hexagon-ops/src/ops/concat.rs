@@ -189,13 +189,14 @@ const fn route(count: usize, at: usize) -> Line {
     while i < FOURS * count * 4 {
         let (row, byte) = (i / (4 * count), i % (4 * count));
         let to = 16 * row + 4 * at + byte;
-        let mut distance = LINE_BYTES / 2;
-        while distance > 0 {
+        let mut bit: u8 = 64;
+        while bit > 0 {
+            let distance = bit as usize;
             if (i ^ to) & distance != 0 {
                 let place = to & !(distance - 1) | i & (distance - 1);
-                bytes[place] |= distance as u8;
+                bytes[place] |= bit;
             }
-            distance /= 2;
+            bit /= 2;
         }
         i += 1;
     }

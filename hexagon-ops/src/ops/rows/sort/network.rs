@@ -112,8 +112,8 @@ fn compare_lanes<const WORDS: usize>((keys, numbers): (&mut [Line], &mut [Line])
 /// Returns all bits in lanes that have `bit` in their number.
 #[inline(always)]
 fn lanes_with(bit: usize) -> Vector {
-    // CAST: a bit of a lane's number, or the next one.
-    let bits = and(lane_numbers(), splat_w(bit as i32));
+    let bit = i32::try_from(bit).unwrap_or(0);
+    let bits = and(lane_numbers(), splat_w(bit));
     hvx::shr_add_w(splat_w(0), sub_w(splat_w(0), bits), 31)
 }
 
