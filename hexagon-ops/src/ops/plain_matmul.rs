@@ -221,7 +221,8 @@ impl hvx::Kernel for Multiply<'_> {
         let lines = self.columns.len() / LANES;
         let blocks = self.rows.chunks_exact(BLOCK * lines);
         for (rows, sums) in blocks.zip(self.sums.as_chunks_mut::<BLOCK>().0) {
-            let mut totals = [Accumulator::zero(); BLOCK];
+            // A number for all would be copied, which a qfloat value must not be.
+            let mut totals = (sums.each_ref()).map(|sum| Accumulator::from_f32(hvx::load(sum)));
             for line in 0..lines {
                 let elems: [&[f32; LANES]; BLOCK] =
                     core::array::from_fn(|i| bytemuck::cast_ref(&rows[i * lines + line]));
@@ -234,8 +235,7 @@ impl hvx::Kernel for Multiply<'_> {
                 }
             }
             for (sum, total) in sums.iter_mut().zip(totals) {
-                let sum_so_far = hvx::load(sum);
-                hvx::store(sum, total.plus_f32(sum_so_far).to_f32());
+                hvx::store(sum, total.to_f32());
             }
         }
     }
