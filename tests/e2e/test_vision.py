@@ -6,7 +6,6 @@ The vision model has the layers of Gemma 3's (SigLIP, pooling, a projection) and
 import array
 import base64
 import functools
-import json
 import random
 import re
 import struct
