@@ -439,7 +439,7 @@ fn operations_cost_the_elements_that_they_touch() {
             wire::KERNEL_SWIGLU,
             rows,
             [rows, rows, none],
-            [1.22, 1.403],
+            [1.22, 1.448],
             2304,
         ),
         (
@@ -447,7 +447,7 @@ fn operations_cost_the_elements_that_they_touch() {
             wire::KERNEL_ROPE,
             rows,
             [rows, ids(TYPE_I32, 3), none],
-            [1.259, 1.293],
+            [1.241, 1.277],
             1548,
         ),
         (
@@ -484,7 +484,7 @@ fn operations_cost_the_elements_that_they_touch() {
                 ids(TYPE_I32, 1),
                 ids(TYPE_I64, 1),
             ],
-            [1.259, 1.293],
+            [1.241, 1.277],
             768 + 4 + 8 + 384,
         ),
         (
