@@ -195,7 +195,7 @@ pub fn set_rows(
     dst.for_named_parts(engine, work, place, |part| {
         for i3 in 0..s[3] {
             for i2 in 0..s[2] {
-                if s[1] > 0 && is_plain(&view.shape) {
+                if s[1] > 0 && is_plain(&view.shape) && part.shape.dtype.is_float() {
                     put_floats(part, &view, &ids, [i2, i3]);
                 } else {
                     put_rows(part, &view, &ids, [i2, i3]);
@@ -227,8 +227,8 @@ fn put_rows(part: &mut ViewMut<'_>, view: &View<'_>, ids: &View<'_>, [i2, i3]: [
     }
 }
 
-/// Does the same for rows that are [plain](is_plain). Rows that follow each other on both sides, as those of a prompt do, are
-/// written together.
+/// Does the same for rows that are [plain](is_plain), and a result of floats. Rows that follow each other on both sides, as
+/// those of a prompt do, are written together.
 fn put_floats(part: &mut ViewMut<'_>, view: &View<'_>, ids: &View<'_>, [i2, i3]: [usize; 2]) {
     let [n, count, ..] = view.shape.ne;
     let Some((mut elems, stride)) = view.float_rows([0, i2, i3], count) else {
