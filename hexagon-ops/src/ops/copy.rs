@@ -195,9 +195,8 @@ pub fn set_rows(
     dst.for_named_parts(engine, work, place, |part| {
         for i3 in 0..s[3] {
             for i2 in 0..s[2] {
-                if s[1] > 0 && is_plain(&view.shape) && part.shape.dtype.is_float() {
-                    put_floats(part, &view, &ids, [i2, i3]);
-                } else {
+                let are_floats = s[1] > 0 && is_plain(&view.shape) && part.shape.dtype.is_float();
+                if !are_floats || !put_floats(part, &view, &ids, [i2, i3]) {
                     put_rows(part, &view, &ids, [i2, i3]);
                 }
             }
@@ -228,11 +227,17 @@ fn put_rows(part: &mut ViewMut<'_>, view: &View<'_>, ids: &View<'_>, [i2, i3]: [
 }
 
 /// Does the same for rows that are [plain](is_plain), and a result of floats. Rows that follow each other on both sides, as
-/// those of a prompt do, are written together.
-fn put_floats(part: &mut ViewMut<'_>, view: &View<'_>, ids: &View<'_>, [i2, i3]: [usize; 2]) {
+/// those of a prompt do, are written together. Returns `false`, with nothing written, if the rows do not lie as
+/// [`View::float_rows`] gives them.
+fn put_floats(
+    part: &mut ViewMut<'_>,
+    view: &View<'_>,
+    ids: &View<'_>,
+    [i2, i3]: [usize; 2],
+) -> bool {
     let [n, count, ..] = view.shape.ne;
     let Some((mut elems, stride)) = view.float_rows([0, i2, i3], count) else {
-        return;
+        return false;
     };
     let number = |i: usize| checked(ids.index(i, [i2, i3, 0]));
     let (mut end, mut next) = (0, number(0));
@@ -256,6 +261,7 @@ fn put_floats(part: &mut ViewMut<'_>, view: &View<'_>, ids: &View<'_>, [i2, i3]:
         }
         elems = elems.get(rows * stride..).unwrap_or_default();
     }
+    true
 }
 
 /// Returns `true` if rows are f32 without gaps, and whole elements from one to the next.
