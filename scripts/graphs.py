@@ -5,6 +5,7 @@ import os
 import subprocess
 from typing import NamedTuple
 
+import encoders
 import project
 import shapes
 from project import LOGS, ROOT, TARGET, Problem, llama_build, llama_source
@@ -43,8 +44,15 @@ def program():
     return PROGRAM
 
 
+def graph(recorded):
+    """Returns a graph of which the line of a record was read."""
+    return Graph(*(recorded[key] for key in Graph._fields))
+
+
 def record(shape, layers, chip):
     """Returns the graphs of each workload of a file with `layers` layers on `chip`, by the workload's name."""
+    if isinstance(shape, encoders.Encoder):
+        return {shape.workload: [graph(each) for each in encoders.record(shape, layers, chip, THREADS)]}
     model = shapes.write(shape, layers, program())
     path = model.with_suffix(".commands")
     path.unlink(missing_ok=True)
@@ -60,6 +68,6 @@ def record(shape, layers, chip):
             name, first, end = line.split(" ")
             file.seek(int(first))
             lines = file.read(int(end) - int(first)).splitlines()
-            graphs[name] = [Graph(*(json.loads(line)[key] for key in Graph._fields)) for line in lines]
+            graphs[name] = [graph(json.loads(line)) for line in lines]
     path.unlink()
     return graphs

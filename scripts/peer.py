@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Counts llama.cpp's own backend for Hexagon at the nodes of whole models, in the emulator that counts ours.
 
-Usage: peer.py [MODEL...|operations]    single operations and the models of `shapes`, or those that are named
+Usage: peer.py [MODEL...|operations]    single operations and the models of make models, or those that are named
 
 Builds the DSP's code of ggml-hexagon, out of the crate that `fetch` checks, with the harness of hexagon-ops/tools/peer, and
 writes the rows of hexagon-ops/tests/peer.txt and, for single operations, peer_operations.txt. A node that ggml-hexagon has no
@@ -21,7 +21,6 @@ import graphs
 import peer_operations as operations
 import project
 import replay
-import shapes
 import wholes
 from peer_nodes import fused, line
 from project import JOBS, LOGS, ROOT, TARGET, main_with, say
@@ -37,7 +36,7 @@ WHO = "ggml-hexagon ({crate}, ggml {ggml})"
 HEAD = """\
 # Packets of {who} at the nodes of whole models on one thread of a V73: model, workload,
 # operation, such nodes, their packets, KiB that the DMA engine copies, and nodes that it does not compute.
-# Written by make peer, {date}; scripts/shapes.py has the models.
+# Written by make peer, {date}; scripts/shapes.py and encoders.py have the models.
 """
 
 def sysroot():
@@ -180,9 +179,9 @@ def main():
     names = sys.argv[1:]
     if not names or "operations" in names:
         count_operations()
-    chosen = [shapes.named(name) for name in names if name != "operations"]
+    chosen = [wholes.named(name) for name in names if name != "operations"]
     if chosen or not names:
-        count_models(chosen or shapes.SHAPES)
+        count_models(chosen or wholes.MODELS)
 
 
 if __name__ == "__main__":

@@ -118,14 +118,6 @@ SHAPES = [
 ]
 
 
-def named(name):
-    """Returns the shape of a name."""
-    for shape in SHAPES:
-        if shape.name == name:
-            return shape
-    raise Problem(f"no model {name}; one of {', '.join(shape.name for shape in SHAPES)}")
-
-
 def entries(shape, layers):
     """Returns the metadata of a file with `layers` layers."""
     keys = {key: value[:layers] if isinstance(value, list) and len(value) == shape.layers else value

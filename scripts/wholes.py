@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Counts whole models: the packets of every command that llama.cpp's graphs give a Hexagon NPU.
 
-Usage: wholes.py [--update] [MODEL...]    the models of `shapes`, or those that are named
+Usage: wholes.py [--update] [MODEL...]    those of `shapes` and `encoders`, or those that are named
 
 Compares with hexagon-ops/tests/models.txt: no workload of a model may take more than 1 % more packets than its row says.
 --update writes the rows of the models that it counts, and docs/results/models.md.
@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from typing import NamedTuple
 
+import encoders
 import graphs
 import replay
 import shapes
@@ -19,13 +20,14 @@ from project import ROOT, Problem, main_with, say
 TABLE = ROOT / "hexagon-ops" / "tests" / "models.txt"
 LIBRARY = "v73"
 CHIP = "hexagon-v73"
-WORKLOADS = ("prompt", "token", "sequences")
+MODELS = [*shapes.SHAPES, *encoders.ENCODERS]
+WORKLOADS = ("prompt", "token", "sequences", encoders.PICTURE, encoders.SPEECH)
 
 HEAD = """\
 # Packets of whole models on one thread of a V73: model, workload, operations of a command, such commands, their packets, KiB
 # that the DMA engine copies for them, and millions of multiplications with packed weights. Written by make models UPDATE=1;
 # scripts/shapes.py has the models, scripts/replay.py says what counts. prompt: 512 tokens; token: one token, 1,024 cells;
-# sequences: a token of each of 8 sequences of 1,024 cells.
+# sequences: a token of each of 8 sequences of 1,024 cells; picture: one of 512 x 512 pixels; speech: 30 seconds.
 """
 
 # Sums of no commands.
@@ -39,6 +41,14 @@ class Row(NamedTuple):
     packets: int
     kib: int
     millions: int
+
+
+def named(name):
+    """Returns the model of a name."""
+    for model in MODELS:
+        if model.name == name:
+            return model
+    raise Problem(f"no model {name}; one of {', '.join(model.name for model in MODELS)}")
 
 
 def sums(graph_list, program):
@@ -97,7 +107,7 @@ def worse(have, want):
 
 def ordered(table):
     """Returns the rows in the order of the models, of workloads, and of packets."""
-    models = {shape.name: number for number, shape in enumerate(shapes.SHAPES)}
+    models = {shape.name: number for number, shape in enumerate(MODELS)}
     works = {name: number for number, name in enumerate(WORKLOADS)}
     return sorted(table.items(), key=lambda it: (models[it[0][0]], works[it[0][1]], -it[1][1], it[0][2]))
 
@@ -128,7 +138,7 @@ def main():
     arguments = sys.argv[1:]
     update = "--update" in arguments
     names = [name for name in arguments if name != "--update"]
-    chosen = [shapes.named(name) for name in names] or shapes.SHAPES
+    chosen = [named(name) for name in names] or MODELS
     graphs.program()
     program = replay.guest(LIBRARY)
     old = recorded()

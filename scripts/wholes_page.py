@@ -3,6 +3,7 @@
 
 from typing import NamedTuple
 
+import encoders
 import peer
 import shapes
 import wholes
@@ -39,6 +40,7 @@ class Rates(NamedTuple):
 MATRIX_GFLOPS = 12030
 NOMINAL = Rates("nominal", 1100, 60, True)
 PUBLISHED = ROOT / "docs" / "results" / "published.txt"
+# Of a workload whose speed is told in tokens/s.
 TOKENS = {"prompt": 512, "token": 1, "sequences": 8}
 HEAD = """# Whole models
 
@@ -58,6 +60,8 @@ ggml-hexagon ({peer}). Rung of evidence: 3, an emulator.
   Instructions of the matrix unit count as packets, copies of the DMA engine are free on both sides.
 - Embeddings are looked up by the CPU in both. Weights are Q4_0 with the embedding in Q6_K; gpt-oss has MXFP4 experts and Q8_0,
   MiniLM Q8_0.
+- SigLIP-base and Whisper-base (`scripts/encoders.py`, weights in F16) are computed by Debian's llama.cpp and whisper.cpp.
+  picture: one of 512 × 512 pixels for SmolVLM-256M. speech: 30 seconds, with the decoder's keys and values.
 
 ## Totals
 
@@ -80,6 +84,15 @@ project's may miss as much.
 
 | model | prompt: nominal | fitted | theirs, fitted | published | token: nominal | fitted | theirs, fitted | published |
 |---|---:|---:|---:|---:|---:|---:|---:|---:|
+"""
+
+ENCODER_HEAD = """
+## Modelled seconds of encoders
+
+As above, at the rates of prompts.
+
+| model | workload | nominal | fitted | theirs, fitted |
+|---|---|---:|---:|---:|
 """
 
 KIND_HEAD = """
@@ -114,7 +127,7 @@ def published(kind):
 
 def fitted(workload):
     """Returns the lowest and the highest rates that fit the published speeds of ggml-hexagon."""
-    name = "prompt" if workload == "prompt" else "token"
+    name = "token" if workload in ("token", "sequences") else "prompt"
     return [Rates(of, float(packets), float(memory), beside == "beside")
             for of, packets, memory, beside in published("rates") if of == name]
 
@@ -158,22 +171,28 @@ def ratio(ours, theirs):
     return f"{ours / theirs:.2f}" if theirs else ""
 
 
-def tokens(rates, workload, packets, kib, macs_millions):
-    """Returns the tokens/s of a workload."""
+def seconds(rates, workload, packets, kib, macs_millions):
+    """Returns the time of a workload."""
     vector = packets / (rates.packets * THREADS)
     memory = kib * 1024 / (rates.memory * 1e3)
     # A token's products are dot products of the vector threads.
-    matrix = 2 * macs_millions * 1e6 / (MATRIX_GFLOPS * 1e3) if workload == "prompt" else 0
-    us = max(vector, memory, matrix) if rates.beside else max(vector + matrix, memory)
-    return TOKENS[workload] * 1e6 / us
+    matrix = 0 if workload in ("token", "sequences") else 2 * macs_millions * 1e6 / (MATRIX_GFLOPS * 1e3)
+    return (max(vector, memory, matrix) if rates.beside else max(vector + matrix, memory)) / 1e6
 
 
 def number(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
+def speed_at(rates, workload, packets, kib, macs):
+    """Returns the tokens/s of a workload, or the seconds of an encoder's."""
+    time = seconds(rates, workload, packets, kib, macs)
+    return number(TOKENS[workload] / time) if workload in TOKENS else f"{time:.3f}"
+
+
 def band(workload, packets, kib, macs):
-    return "–".join(number(tokens(rates, workload, packets, kib, macs)) for rates in fitted(workload))
+    """Returns the speeds at the lowest and the highest fitted rates."""
+    return "–".join(speed_at(rates, workload, packets, kib, macs) for rates in fitted(workload))
 
 
 def page():
@@ -186,7 +205,8 @@ def page():
                          token=" to ".join(f"{rates.packets:.0f}" for rates in fitted("token")))
     kinds = KIND_HEAD
     counted = {name for name, _, _ in ours}
-    for shape in (shape for shape in shapes.SHAPES if shape.name in counted):
+    encoded = ENCODER_HEAD
+    for shape in (shape for shape in wholes.MODELS if shape.name in counted):
         cells = []
         for workload in shape.workloads:
             found = by_kind(shape.name, workload, ours, theirs)
@@ -203,17 +223,21 @@ def page():
                 if it.nodes and not it.is_theirs():
                     other = "– | "
                 kinds += f"| {shape.name} | {workload} | {kind} | {millions(it.ours.packets)} | {other} |\n"
-            if workload in ("prompt", "token"):
+            if workload != "sequences":
                 kib, macs = (sum(getattr(it.ours, name) for it in found.values()) for name in ("kib", "millions"))
                 whole = all((it.is_theirs() and not it.refused) or not it.nodes for it in found.values()) and both
-                cells += [number(tokens(NOMINAL, workload, total, kib, macs)), band(workload, total, kib, macs),
-                          band(workload, peers, kib, macs) if whole else "",
-                          speed_of(shape)[("prompt", "token").index(workload)]]
-        cells += [""] * (8 - len(cells))
-        speed += f"| {shape.name} | " + " | ".join(cells) + " |\n"
+                cells += [speed_at(NOMINAL, workload, total, kib, macs), band(workload, total, kib, macs),
+                          band(workload, peers, kib, macs) if whole else ""]
+                if workload in TOKENS:
+                    cells.append(speed_of(shape)[("prompt", "token").index(workload)])
+        if shape in encoders.ENCODERS:
+            encoded += f"| {shape.name} | {shape.workload} | " + " | ".join(cells) + " |\n"
+        else:
+            cells += [""] * (8 - len(cells))
+            speed += f"| {shape.name} | " + " | ".join(cells) + " |\n"
     known = [f"{shape.name}: {where}" for shape in shapes.SHAPES if (where := speed_of(shape)[2])]
     sources = "\nPublished: " + "; ".join(known) + ".\n"
-    return text + speed + sources + kinds
+    return text + speed + sources + encoded + kinds
 
 
 def main():

@@ -1,6 +1,6 @@
 """Makes a whisper model with random weights, and runs a whisper library on it.
 
-Usage: whisper.py make MODEL
+Usage: whisper.py make MODEL [STATE HEADS LAYERS]    of an encoder and a decoder; small if not given
        whisper.py run LIBRARY MODEL LOGITS    encodes a tone, decodes tokens, writes the logits of the last as F32
 """
 
@@ -9,10 +9,10 @@ import math
 import random
 import struct
 import sys
+from typing import NamedTuple
 
 VOCABULARY, WORDS = 51865, 50257
 AUDIO_CONTEXT, TEXT_CONTEXT = 1500, 448
-STATE, HEADS, LAYERS = 128, 2, 2
 MELS, FILTER = 80, 201
 F32, F16 = 0, 1
 
@@ -20,26 +20,34 @@ SAMPLES = 16000
 TOKENS = [50258, 50259, 50359, 1000, 2000]
 
 
-def tensors():
+class Sizes(NamedTuple):
+    """Sizes of the encoder, which are the decoder's, too."""
+
+    state: int = 128
+    heads: int = 2
+    layers: int = 2
+
+
+def tensors(state, layers):
     """(name, shape, type, spread) of each tensor; the shape is innermost first. A spread of None is for factors of 1."""
-    yield "encoder.positional_embedding", (STATE, AUDIO_CONTEXT), F32, 0.1
-    yield "encoder.conv1.weight", (3, MELS, STATE), F16, 1 / math.sqrt(3 * MELS)
-    yield "encoder.conv1.bias", (1, STATE), F32, 0.1
-    yield "encoder.conv2.weight", (3, STATE, STATE), F16, 1 / math.sqrt(3 * STATE)
-    yield "encoder.conv2.bias", (1, STATE), F32, 0.1
-    yield from norm("encoder.ln_post")
-    for layer in range(LAYERS):
-        yield from block(f"encoder.blocks.{layer}", ["attn"])
-    yield "decoder.positional_embedding", (STATE, TEXT_CONTEXT), F32, 0.1
-    yield "decoder.token_embedding.weight", (STATE, VOCABULARY), F16, 0.3
-    yield from norm("decoder.ln")
-    for layer in range(LAYERS):
-        yield from block(f"decoder.blocks.{layer}", ["attn", "cross_attn"])
+    yield "encoder.positional_embedding", (state, AUDIO_CONTEXT), F32, 0.1
+    yield "encoder.conv1.weight", (3, MELS, state), F16, 1 / math.sqrt(3 * MELS)
+    yield "encoder.conv1.bias", (1, state), F32, 0.1
+    yield "encoder.conv2.weight", (3, state, state), F16, 1 / math.sqrt(3 * state)
+    yield "encoder.conv2.bias", (1, state), F32, 0.1
+    yield from norm("encoder.ln_post", state)
+    for layer in range(layers):
+        yield from block(f"encoder.blocks.{layer}", ["attn"], state)
+    yield "decoder.positional_embedding", (state, TEXT_CONTEXT), F32, 0.1
+    yield "decoder.token_embedding.weight", (state, VOCABULARY), F16, 0.3
+    yield from norm("decoder.ln", state)
+    for layer in range(layers):
+        yield from block(f"decoder.blocks.{layer}", ["attn", "cross_attn"], state)
 
 
-def norm(name):
-    yield f"{name}.weight", (STATE,), F32, None
-    yield f"{name}.bias", (STATE,), F32, 0.1
+def norm(name, state):
+    yield f"{name}.weight", (state,), F32, None
+    yield f"{name}.bias", (state,), F32, 0.1
 
 
 def linear(name, inputs, outputs, bias=True):
@@ -48,24 +56,25 @@ def linear(name, inputs, outputs, bias=True):
         yield f"{name}.bias", (outputs,), F32, 0.1
 
 
-def block(name, attentions):
-    yield from norm(f"{name}.mlp_ln")
-    yield from linear(f"{name}.mlp.0", STATE, 4 * STATE)
-    yield from linear(f"{name}.mlp.2", 4 * STATE, STATE)
+def block(name, attentions, state):
+    yield from norm(f"{name}.mlp_ln", state)
+    yield from linear(f"{name}.mlp.0", state, 4 * state)
+    yield from linear(f"{name}.mlp.2", 4 * state, state)
     for attention in attentions:
-        yield from norm(f"{name}.{attention}_ln")
+        yield from norm(f"{name}.{attention}_ln", state)
         for part in ("query", "key", "value", "out"):
-            yield from linear(f"{name}.{attention}.{part}", STATE, STATE, bias=part != "key")
+            yield from linear(f"{name}.{attention}.{part}", state, state, bias=part != "key")
 
 
-def make(path):
+def make(path, *sizes):
+    sizes = Sizes(*map(int, sizes))
     rng = random.Random(1)
     draws = [rng.gauss(0, 1) for _ in range(256)]
     with open(path, "wb") as file:
         def ints(*values):
             file.write(struct.pack(f"<{len(values)}i", *values))
 
-        ints(0x67676d6c, VOCABULARY, AUDIO_CONTEXT, STATE, HEADS, LAYERS, TEXT_CONTEXT, STATE, HEADS, LAYERS, MELS, F16)
+        ints(0x67676d6c, VOCABULARY, AUDIO_CONTEXT, *sizes, TEXT_CONTEXT, *sizes, MELS, F16)
         ints(MELS, FILTER)
         file.write(struct.pack(f"<{MELS * FILTER}f", *(0.02 * rng.random() for _ in range(MELS * FILTER))))
         ints(WORDS)
@@ -73,7 +82,7 @@ def make(path):
             word = f" w{index}".encode()
             ints(len(word))
             file.write(word)
-        for name, shape, kind, spread in tensors():
+        for name, shape, kind, spread in tensors(sizes.state, sizes.layers):
             ints(len(shape), len(name), kind, *shape)
             file.write(name.encode())
             code = "<e" if kind == F16 else "<f"
