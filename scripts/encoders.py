@@ -69,7 +69,7 @@ def vision_model(encoder, layers, path):
     for name in ("v.post_ln", *(f"{block}.ln{i}" for block in blocks for i in (1, 2))):
         tensors |= {f"{name}.{part}": ((wide,), None, "f32") for part in ("weight", "bias")}
     for block in blocks:
-        products = {part: (wide, wide) for part in ("attn_q", "attn_k", "attn_v", "attn_out")}
+        products = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_out"), (wide, wide))
         for part, (inputs, outputs) in (products | {"ffn_up": (wide, hidden), "ffn_down": (hidden, wide)}).items():
             tensors[f"{block}.{part}.weight"] = ((inputs, outputs), None, "f16")
             tensors[f"{block}.{part}.bias"] = ((outputs,), None, "f32")
