@@ -22,6 +22,9 @@ pub use function::{Binary, Function, Glu, Unary};
 
 /// Elements that are computed between two fetches, in operations without rows.
 const BLOCK: usize = 4096;
+/// Elements of an operand in the result's place that are copied before they are written over: a copy and a function are two
+/// calls, which short pieces would not pay for.
+const KEPT: usize = 4 * CHUNK;
 /// Rows of fewer elements are computed several at a time, and fetched together.
 const SHORT_ROW: usize = 1024;
 /// Short rows that are computed at a time.
@@ -57,6 +60,24 @@ impl hvx::Kernel for MapFloats<'_> {
 #[cfg_attr(not(target_arch = "hexagon"), inline(never))]
 fn map_floats(f: Function, a: &[f32], b: &[f32], out: &mut [f32]) {
     hvx::widest(MapFloats { f, a, b, out });
+}
+
+/// Copies as many elements as `to` has.
+struct Copied<'a> {
+    from: &'a [f32],
+    to: &'a mut [f32],
+}
+
+impl hvx::Kernel for Copied<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let to = self.to;
+        if let Some(from) = self.from.get(..to.len()) {
+            each_line!(to; x in from => x);
+        }
+    }
 }
 
 /// Writes `f(a, b)` for one row. Element i of the result uses element i + `shift` of `a` and `b`.
@@ -166,10 +187,14 @@ fn map_rows(
         }
         if dst.len() >= 2 * engine.threads()
             && let Some(second) = Other::of(&dst.shape, &src, f)
-            && let Source::Apart(first) = src[0]
-            && shift[0] + n <= first.shape.ne[0]
         {
-            return map_runs(engine, f, dst, *first, second, shift);
+            match src[0] {
+                Source::Apart(first) if shift[0] + n <= first.shape.ne[0] => {
+                    return map_runs(engine, f, dst, Some(*first), second, shift);
+                }
+                Source::InPlace => return map_runs(engine, f, dst, None, second, shift),
+                _ => {}
+            }
         }
     }
     let packets = || row_packets(n, f.packets());
@@ -229,15 +254,16 @@ fn map_flat_in_place(engine: &Engine, f: Function, dst: ViewMut<'_>, src: [&Sour
     let shape = dst.shape.with_rows(n);
     let packets = || row_packets(n, f.packets());
     dst.reshaped(shape)
-        .for_row_parts_with_chunks(engine, packets, |mut row, [old, ..]| {
+        .for_row_parts_with_chunks(engine, packets, |mut row, chunks| {
+            let old = chunks.as_flattened_mut();
             let first = row.first;
             let apart = src.map(|src| flat(src, shape).get(first..).unwrap_or_default());
             let out = row.floats().unwrap_or_default();
             let own = out.as_ptr_range();
-            for (i, out) in out.chunks_mut(CHUNK).enumerate() {
-                let at = i * CHUNK;
+            for (i, out) in out.chunks_mut(KEPT).enumerate() {
+                let at = i * KEPT;
                 let old = &mut old[..out.len()];
-                old.copy_from_slice(out);
+                hvx::widest(Copied { from: out, to: old });
                 let [a, b] = [0, 1].map(|i| match src[i] {
                     Source::InPlace => &*old,
                     _ => apart[i].get(at..).unwrap_or_default(),
@@ -277,10 +303,12 @@ impl<'a> Other<'a> {
     /// Returns the second source, if result and sources are such rows and apart.
     fn of(dst: &Shape, src: &[&Source<'a>; 2], f: Function) -> Option<Self> {
         let is_rows = |shape: &Shape| shape.dtype == Type::F32 && shape.has_dense_rows();
-        let Source::Apart(first) = src[0] else {
-            return None;
+        let first = match src[0] {
+            Source::Apart(view) => &view.shape,
+            Source::InPlace => dst,
+            Source::None => return None,
         };
-        if !is_rows(dst) || !is_rows(&first.shape) || first.shape.ne[1..] != dst.ne[1..] {
+        if !is_rows(dst) || !is_rows(first) || first.ne[1..] != dst.ne[1..] {
             return None;
         }
         let view = match src[1] {
@@ -314,19 +342,24 @@ impl<'a> Other<'a> {
     }
 }
 
-/// Runs `f` on rows of f32 without gaps inside, without a set-up for each.
+/// Runs `f` on rows of f32 without gaps inside, without a set-up for each. The first operand is the result's memory if there is
+/// no view of it.
 fn map_runs(
     engine: &Engine,
     f: Function,
     mut dst: ViewMut<'_>,
-    mut first: View<'_>,
+    mut first: Option<View<'_>>,
     mut second: Other<'_>,
     shift: [usize; 2],
 ) {
     let [n, rest @ ..] = dst.shape.ne;
+    let merged = match first {
+        Some(view) => view.merged().map(Some),
+        None => Some(None),
+    };
     if let (Some(shape), Some(merged), Some(other)) = (
         dst.shape.merged(),
-        first.merged(),
+        merged,
         second.merged(rest.iter().product()),
     ) {
         (dst, first, second) = (dst.reshaped(shape), merged, other);
@@ -335,8 +368,12 @@ fn map_runs(
     dst.for_parts(engine, packets, |part| {
         part.for_each_run(|mut run| {
             let ([i1, i2, i3], count) = (run.at, run.count);
-            let Some((a, a_step)) = first.float_rows([i1, i2, i3], count) else {
-                return;
+            let (a, a_step) = match &first {
+                Some(view) => match view.float_rows([i1, i2, i3], count) {
+                    Some((a, step)) => (Some(a), step),
+                    None => return,
+                },
+                None => (None, 0),
             };
             let (b, b_step) = match &second {
                 Other::None => Some((&[][..], 0)),
@@ -347,35 +384,55 @@ fn map_runs(
             let Some((out, step)) = run.floats() else {
                 return;
             };
+            let mut old = hvx::zeros::<{ KEPT / 32 }>();
+            let old: &mut [f32; KEPT] = bytemuck::cast_mut(&mut old);
             let per_turn = if n < SHORT_ROW { SHORT_ROWS } else { 1 };
             for (turn, start) in (0..count).step_by(per_turn).enumerate() {
                 let next = i1 + start + per_turn;
                 // Sources take turns, and each fetches for two.
-                match &second {
-                    Other::Rows(view) if turn % 2 == 1 => view.fetch([next, i2, i3], 2 * per_turn),
-                    _ if turn % 2 == 0 => first.fetch([next, i2, i3], 2 * per_turn),
+                match (&first, &second) {
+                    (_, Other::Rows(view)) if turn % 2 == 1 => {
+                        view.fetch([next, i2, i3], 2 * per_turn);
+                    }
+                    (Some(view), _) if turn % 2 == 0 => view.fetch([next, i2, i3], 2 * per_turn),
                     _ => {}
                 }
                 let rows = per_turn.min(count - start);
                 let from =
                     |elems: &'_ [f32], step: usize, shift: usize| start * step + shift..elems.len();
-                let a = a.get(from(a, a_step, shift[0])).unwrap_or_default();
+                let a = a.map(|a| a.get(from(a, a_step, shift[0])).unwrap_or_default());
                 let b = b.get(from(b, b_step, shift[1])).unwrap_or_default();
                 let out = out.get_mut(start * step..).unwrap_or_default();
                 for i in 0..rows {
-                    let a = a.get(i * a_step..).unwrap_or_default();
                     let b = b.get(i * b_step..).unwrap_or_default();
                     let out = out.get_mut(i * step..i * step + n).unwrap_or_default();
-                    match (&second, f) {
-                        (Other::Elements(_), Function::Binary(f)) => {
-                            map_by(f, a, b.first().copied().unwrap_or_default(), out);
-                        }
-                        _ => map_floats(f, a, b, out),
+                    if let Some(a) = a {
+                        map_run(f, a.get(i * a_step..).unwrap_or_default(), b, &second, out);
+                        continue;
+                    }
+                    for (k, out) in out.chunks_mut(KEPT).enumerate() {
+                        let old = &mut old[..out.len()];
+                        hvx::widest(Copied { from: out, to: old });
+                        let b = match &second {
+                            Other::Elements(_) => b,
+                            _ => b.get(k * KEPT..).unwrap_or_default(),
+                        };
+                        map_run(f, old, b, &second, out);
                     }
                 }
             }
         });
     });
+}
+
+/// Writes `f(a, b)` for elements of a row; `b` is one number if rows of `second` are.
+fn map_run(f: Function, a: &[f32], b: &[f32], second: &Other<'_>, out: &mut [f32]) {
+    match (second, f) {
+        (Other::Elements(_), Function::Binary(f)) => {
+            map_by(f, a, b.first().copied().unwrap_or_default(), out);
+        }
+        _ => map_floats(f, a, b, out),
+    }
 }
 
 /// Writes `f(a, b)` for one number `b`.

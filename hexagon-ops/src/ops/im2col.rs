@@ -6,6 +6,8 @@
 //!     image[n][channel][od · s + kd · d - p][oh · s + kh · d - p][ow · s + kw · d - p], zero outside
 //! ```
 
+use core::ops::Range;
+
 use super::tensor::{CHUNK, Chunk, Row, SCALAR, Source, Type, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
 use crate::hvx;
@@ -90,6 +92,48 @@ impl WindowRow<'_> {
     }
 }
 
+/// Elements that are collected before they are written, and room for a vector after them.
+type Collected = [f32; CHUNK + 32];
+
+/// Copies `count` elements, `step` apart, to `to[at..]`; writes others after them if there is room.
+#[inline(always)]
+fn copy_line(to: &mut Collected, at: usize, from: &[f32], step: usize, count: usize) {
+    let room = to.get_mut(at..).unwrap_or_default();
+    if let (1, 0..=32, Some(from), Some(room)) = (
+        step,
+        count,
+        from.first_chunk::<32>(),
+        room.first_chunk_mut::<32>(),
+    ) {
+        return hvx::store_f32(room, hvx::load_f32(from));
+    }
+    for (to, elem) in room.iter_mut().zip(from.iter().step_by(step)).take(count) {
+        *to = *elem;
+    }
+}
+
+/// Copies lines of `count` consecutive elements, `stride` apart, one behind the other to `to`, from `at` to `end` at most, and
+/// as many as can be copied as vectors; returns what follows in `from`, and the end of what was copied.
+#[inline(always)]
+fn copy_lines<'a>(
+    to: &mut Collected,
+    Range { start: mut at, end }: Range<usize>,
+    mut from: &'a [f32],
+    stride: usize,
+    count: usize,
+) -> (&'a [f32], usize) {
+    let mut room = to.get_mut(at..).unwrap_or_default();
+    while let (Some(line), Some(vector)) = (from.first_chunk(), room.first_chunk_mut())
+        && at + count <= end
+    {
+        hvx::store_f32(vector, hvx::load_f32(line));
+        from = from.get(stride..).unwrap_or_default();
+        room = room.get_mut(count..).unwrap_or_default();
+        at += count;
+    }
+    (from, at)
+}
+
 /// The elements of a window that has one line in each channel.
 struct Lines<'a> {
     /// Elements starting with the first window's first.
@@ -124,23 +168,22 @@ impl<'a> WindowRow<'a> {
     #[inline(always)]
     fn write_lines(&mut self, lines: &Lines<'_>) {
         let kw = self.params.window[0];
-        let mut chunk: Chunk = [0.0; CHUNK];
+        let mut chunk: Collected = [0.0; CHUNK + 32];
         let (mut start, mut filled, mut rest) = (0, 0, lines.elems);
-        while start + filled < self.row.len() {
+        let n = self.row.len();
+        while start + filled < n {
             if filled + kw > CHUNK {
                 self.row.write(start, &chunk[..filled]);
                 (start, filled) = (start + filled, 0);
             }
-            let out = chunk.get_mut(filled..filled + kw).unwrap_or_default();
-            match (out, rest.first_chunk()) {
-                // The usual window, without a loop.
-                ([a, b, c], Some([d, e, f])) if lines.step == 1 => (*a, *b, *c) = (*d, *e, *f),
-                (out, _) => {
-                    for (out, elem) in out.iter_mut().zip(rest.iter().step_by(lines.step)) {
-                        *out = *elem;
-                    }
+            if lines.step == 1 && kw <= 32 {
+                let end = CHUNK.min(n - start);
+                (rest, filled) = copy_lines(&mut chunk, filled..end, rest, lines.stride, kw);
+                if filled + kw > end {
+                    continue;
                 }
             }
+            copy_line(&mut chunk, filled, rest, lines.step, kw);
             filled += kw;
             rest = rest.get(lines.stride..).unwrap_or_default();
         }
@@ -156,7 +199,7 @@ impl hvx::Kernel for WindowRow<'_> {
         let [kw, kh, kd] = self.params.window;
         let params = self.params;
         let width = self.view.shape.ne[0];
-        let mut chunk: Chunk = [0.0; CHUNK];
+        let mut chunk: Collected = [0.0; CHUNK + 32];
         let (mut start, mut filled) = (0, 0);
         // The columns of a line are those of each other line.
         let first = params.coordinate(0, self.row.at[0], 0, width);
@@ -168,6 +211,7 @@ impl hvx::Kernel for WindowRow<'_> {
         {
             return self.write_lines(&lines);
         }
+        let all = self.view.all_floats();
         // Divisions are function calls on the DSP.
         let [mut channel, mut z, mut y] = [0; 3];
         for _ in 0..self.row.len() / kw {
@@ -183,16 +227,19 @@ impl hvx::Kernel for WindowRow<'_> {
                 self.row.write(start, &chunk[..filled]);
                 (start, filled) = (start + filled, 0);
             }
-            let elems = at.and_then(|at| self.view.floats(at));
-            if let (Some(elems), Some(first), Some(_), Some(out)) =
-                (elems, first, last, chunk.get_mut(filled..filled + kw))
+            if let (Some((elems, _)), Some(at), Some(first), Some(_)) = (all, at, first, last)
                 && step > 0
+                && kw <= CHUNK
             {
                 // All of them are inside the image.
-                let elems = elems.get(first..).unwrap_or_default();
-                for (out, elem) in out.iter_mut().zip(elems.iter().step_by(step)) {
-                    *out = *elem;
-                }
+                let line = self.view.shape.row(at) / 4 + first;
+                copy_line(
+                    &mut chunk,
+                    filled,
+                    elems.get(line..).unwrap_or_default(),
+                    step,
+                    kw,
+                );
                 filled += kw;
                 continue;
             }
@@ -204,7 +251,7 @@ impl hvx::Kernel for WindowRow<'_> {
                 };
                 filled += 1;
                 if filled == CHUNK {
-                    self.row.write(start, &chunk);
+                    self.row.write(start, &chunk[..CHUNK]);
                     (start, filled) = (start + CHUNK, 0);
                 }
             }

@@ -219,6 +219,66 @@ impl Window {
     }
 }
 
+/// Lines of windows that are copied as vectors: of many channels, of as many elements as a patch has, and at the end of memory.
+#[test]
+fn windows_of_wide_images_become_rows() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    let u = |n: usize| u32::try_from(n).unwrap();
+    for (channels, width, size, stride, pad) in [
+        (100, 70, 3, 1, 1),
+        (90, 41, 3, 2, 1),
+        (3, 96, 16, 16, 0),
+        (9, 64, 32, 16, 0),
+        (5, 90, 40, 7, 2),
+    ] {
+        for dtype in [F, H] {
+            let window = Window {
+                stride: [stride; 3],
+                pad: [pad; 3],
+                dilation: [1; 3],
+                size: [size, 1, 1],
+            };
+            let count = window.positions(0, width);
+            let mut params = [0; 16];
+            params[..7].copy_from_slice(&[u(stride), 1, u(pad), 0, 1, 1, 0]);
+            params[13..].copy_from_slice(&[u(size), 1, 1]);
+            let src = Case::of(F, [width, channels, 1, 1], DENSE, || {
+                (numbers.float() * 99.0).round()
+            });
+            let mut dst = Case::zeros(dtype, [channels * size, count, 1, 1], DENSE);
+            dst.values = indices(dst.ne)
+                .map(|[i, x, ..]| {
+                    let x = window.inside(0, x, i % size, width);
+                    x.map_or(0.0, |x| src.value([x, i / size, 0, 0]))
+                })
+                .collect();
+            let op = (KERNEL_IM2COL, params);
+            bench.check(op, &dst, std::slice::from_ref(&src), false, 0.0);
+
+            // A plane of square patches.
+            let height = 2 * size;
+            let rows = (height + 2 * pad - size) / stride + 1;
+            let planes = channels.min(3);
+            params[..7].copy_from_slice(&[u(stride), u(stride), u(pad), u(pad), 1, 1, 1]);
+            params[14] = u(size);
+            let src = Case::of(F, [width, height, planes, 1], DENSE, || {
+                (numbers.float() * 99.0).round()
+            });
+            let mut dst = Case::zeros(dtype, [planes * size * size, count, rows, 1], DENSE);
+            dst.values = indices(dst.ne)
+                .map(|[i, x, y, _]| {
+                    let x = window.inside(0, x, i % size, width);
+                    let y = window.inside(1, y, i / size % size, height);
+                    let value = |x, y| src.value([x, y, i / (size * size), 0]);
+                    x.zip(y).map_or(0.0, |(x, y)| value(x, y))
+                })
+                .collect();
+            bench.check((KERNEL_IM2COL, params), &dst, &[src], false, 0.0);
+        }
+    }
+}
+
 #[test]
 fn windows_of_images_become_rows() {
     let mut numbers = Numbers::default();

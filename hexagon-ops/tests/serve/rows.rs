@@ -66,20 +66,31 @@ fn norms_divide_rows_by_their_measure() {
                 // A factor for each column, an addend for each element, and both.
                 let columns = [ne[0], 1, 1, 1];
                 let times = Case::random(F, columns, DENSE, 2.0, &mut numbers);
-                let plus = Case::random(H, ne, PERMUTED, 2.0, &mut numbers);
+                let each = Case::random(H, ne, PERMUTED, 2.0, &mut numbers);
+                // As models have it: an addend for each column.
+                let column = Case::random(F, columns, DENSE, 2.0, &mut numbers);
                 let normed = dst.values.clone();
-                for (has_times, has_plus) in [(true, false), (false, true), (true, true)] {
+                for (has_times, plus) in [
+                    (true, None),
+                    (false, Some(&each)),
+                    (true, Some(&each)),
+                    (false, Some(&column)),
+                    (true, Some(&column)),
+                ] {
                     dst.values = indices(ne)
                         .zip(&normed)
                         .map(|(at, x)| {
                             let factor = times.value([at[0], 0, 0, 0]);
                             let x = if has_times { x * factor } else { *x };
-                            if has_plus { x + plus.value(at) } else { x }
+                            let value = |plus: &Case| {
+                                plus.value([0, 1, 2, 3].map(|i| at[i].min(plus.ne[i] - 1)))
+                            };
+                            x + plus.map_or(0.0, value)
                         })
                         .collect();
-                    let part =
-                        |has: bool, part: &Case| if has { part.clone() } else { Case::none() };
-                    let operands = [src.clone(), part(has_times, &times), part(has_plus, &plus)];
+                    let part = |part: Option<&Case>| part.cloned().unwrap_or_else(Case::none);
+                    let times = has_times.then_some(&times);
+                    let operands = [src.clone(), part(times), part(plus)];
                     // A single element may be off by twice the mean of the squares.
                     bench.check(op, &dst, &operands, false, 2.0 * limit(dtype));
                 }

@@ -260,6 +260,29 @@ macro_rules! each_line {
             each_group!(4; $out; $x in a, $y in b => $f);
         }
     }};
+    ($out:ident; $x:ident in $a:ident, $y:ident in $b:ident, $z:ident in $c:ident => $f:expr) => {{
+        let (a, b, c): (&[f32], &[f32], &[f32]) = ($a, $b, $c);
+        let mut done = 0;
+        if let (Some(xs), Some(ys), Some(zs), Some(outs)) = (lines(a), lines(b), lines(c), lines_mut($out)) {
+            let (ys, zs) = (ys.as_chunks::<4>().0, zs.as_chunks::<4>().0);
+            let groups = xs.as_chunks::<4>().0;
+            for (((out, x), y), z) in outs.as_chunks_mut::<4>().0.iter_mut().zip(groups).zip(ys).zip(zs) {
+                let ($x, $y, $z) = (hvx::load(&x[0]), hvx::load(&y[0]), hvx::load(&z[0]));
+                let mut last = $f;
+                for i in 1..4 {
+                    let ($x, $y, $z) = (hvx::load(&x[i]), hvx::load(&y[i]), hvx::load(&z[i]));
+                    hvx::store(&mut out[i - 1], last);
+                    last = $f;
+                }
+                hvx::store(&mut out[3], last);
+            }
+            done = 128 * groups.len();
+        }
+        for k in (done..a.len()).step_by(32) {
+            let ($x, $y, $z) = (load(a, k), load(b, k), load(c, k));
+            put($f, &mut $out[k..], a.len() - k);
+        }
+    }};
 }
 
 /// Vectors that a long function computes at a time. Its steps depend on each other, and those of other vectors fill the

@@ -110,20 +110,35 @@ impl Scaling {
     #[inline(always)]
     fn apply(&self, x: &[f32], times: &[f32], plus: &[f32], out: &mut [f32]) {
         let factor = self.factor;
-        match self.shift {
-            None if !times.is_empty() => {
+        let shift = self.shift.unwrap_or(splat_w(0));
+        match (self.shift, !times.is_empty(), !plus.is_empty()) {
+            (None, true, false) => {
                 each_line!(out; x in x, t in times => hvx::mul_f32(hvx::mul_f32(x, factor), t));
             }
-            shift => {
-                let shift = shift.unwrap_or(splat_w(0));
-                each_line!(out; x in x => hvx::mul_f32(hvx::sub_f32(x, shift), factor));
-                for (out, times) in out.chunks_mut(32).zip(times.chunks(32)) {
-                    put(hvx::mul_f32(load(out, 0), load(times, 0)), out, out.len());
-                }
+            (None, true, true) => {
+                each_line!(out; x in x, t in times, p in plus => {
+                    hvx::add_f32(hvx::mul_f32(hvx::mul_f32(x, factor), t), p)
+                });
             }
-        }
-        for (out, plus) in out.chunks_mut(32).zip(plus.chunks(32)) {
-            put(hvx::add_f32(load(out, 0), load(plus, 0)), out, out.len());
+            (_, true, true) => {
+                each_line!(out; x in x, t in times, p in plus => {
+                    let x = hvx::mul_f32(hvx::sub_f32(x, shift), factor);
+                    hvx::add_f32(hvx::mul_f32(x, t), p)
+                });
+            }
+            (_, true, false) => {
+                each_line!(out; x in x, t in times => {
+                    hvx::mul_f32(hvx::mul_f32(hvx::sub_f32(x, shift), factor), t)
+                });
+            }
+            (_, false, true) => {
+                each_line!(out; x in x, p in plus => {
+                    hvx::add_f32(hvx::mul_f32(hvx::sub_f32(x, shift), factor), p)
+                });
+            }
+            (_, false, false) => {
+                each_line!(out; x in x => hvx::mul_f32(hvx::sub_f32(x, shift), factor));
+            }
         }
     }
 }
