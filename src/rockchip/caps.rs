@@ -300,7 +300,8 @@ impl RkCaps {
 
 // SOURCE: cpu-map in Rockchip's BSP device trees: RK3588 has Cortex-A55 as CPUs 0-3 and Cortex-A76
 // as CPUs 4-7, RK3576 Cortex-A53 and Cortex-A72 likewise; RK3562 and RK3566/68 have four of a kind.
-// Decode is 19-66 % faster on the A76 (`taskset -c 4-7`, unimatrix099's fork of rk-llama.cpp).
+// Decode is 19-66 % faster on the A76: `taskset -c 4-7`, -t 4, docs/backend/RKNPU2-*.md of unimatrix099's fork of
+// rk-llama.cpp, October 2026, on an RK3588.
 const UPPER_FOUR: &[usize] = &[4, 5, 6, 7];
 
 // SOURCE: RKNN SDK User Guide 2.3.0 §3.5 for N <= 4096. K: INT8 weights longer than 8192 (RK3576:
