@@ -325,6 +325,45 @@ fn charts_show_the_numbers_in_the_tree() {
     }
 }
 
+/// Returns the ratios of a column of docs/results/tables/whole.md, with the headings that they stand below.
+fn ratios(column: usize) -> Vec<(String, f64)> {
+    let page = read(Path::new("docs/results/tables/whole.md"));
+    let (mut heading, mut found) = (String::new(), Vec::new());
+    for line in page.lines() {
+        if let Some(text) = line.strip_prefix("## ") {
+            heading = text.to_owned();
+        }
+        let ratio = line.split('|').nth(column).map(str::trim);
+        if let (true, Some(Ok(ratio))) = (line.starts_with("| `"), ratio.map(str::parse)) {
+            found.push((heading.clone(), ratio));
+        }
+    }
+    found
+}
+
+/// "Fewer packets" was said of all operations.
+#[test]
+fn the_readme_says_of_whole_operations_what_was_counted() {
+    let readme = read(Path::new("README.md")).replace('\n', " ");
+    let says = |words: String| assert!(readme.contains(&words), "README.md does not say: {words}");
+    let columns = [ratios(4), ratios(7)];
+    says(format!("compares {} of them", columns[0].len()));
+    let mut counts = Vec::new();
+    for column in &columns {
+        let is_product = |heading: &str| heading == "Products with weights";
+        let (products, others): (Vec<_>, Vec<_>) =
+            column.iter().partition(|(heading, _)| is_product(heading));
+        assert!(!products.is_empty() && products.iter().all(|(_, ratio)| *ratio < 1.0));
+        let more = others.iter().filter(|(_, ratio)| *ratio > 1.0).count();
+        counts.push(format!("{more} of {}", others.len()));
+    }
+    says("All products with weights take fewer packets".into());
+    says(format!(
+        "{} take more packets on V73, and {} on V79",
+        counts[0], counts[1]
+    ));
+}
+
 /// The pinned nightly is named where the builds read it; recorded outputs say what wrote them.
 #[test]
 fn the_nightly_is_named_in_one_place() {
