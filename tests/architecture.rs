@@ -285,3 +285,56 @@ fn imports_in_braces_are_seen() {
     ];
     assert_eq!(found, want);
 }
+
+/// Returns the names of the tables of dependencies of a Cargo.toml, as Rust writes them.
+fn dependencies(manifest: &str) -> BTreeSet<String> {
+    let (mut is_table, mut found) = (false, BTreeSet::new());
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            is_table = line.ends_with("dependencies]") && line != "[workspace.dependencies]";
+        } else if let (true, Some((name, _))) = (is_table, line.split_once(['.', ' ', '='])) {
+            found.insert(name.replace('-', "_"));
+        }
+    }
+    found.retain(|name| !name.starts_with('#') && !name.is_empty());
+    found
+}
+
+/// rknpu-ops had rayon for months after its last use.
+#[test]
+fn every_dependency_is_used() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let crates = [
+        ".",
+        "hexagon-ops",
+        "plugin",
+        "rknpu-ops",
+        "scale",
+        "sim-common",
+        "task-pool",
+        "test-kit",
+        "tool",
+    ];
+    for name in crates {
+        let folder = workspace.join(name);
+        let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        let mut files = Vec::new();
+        for part in ["src", "tests", "benches"] {
+            if folder.join(part).is_dir() {
+                sources(&folder.join(part), &[], &mut files);
+            }
+        }
+        let mut code: Vec<String> = files.into_iter().map(|(_, code)| code).collect();
+        if let Ok(build) = std::fs::read_to_string(folder.join("build.rs")) {
+            // Both build scripts include this file.
+            let shared = workspace.join("ggml-glue/compile.rs");
+            code.extend([build, std::fs::read_to_string(shared).unwrap()]);
+        }
+        let names = dependencies(&manifest);
+        assert!(!names.is_empty(), "{name} has no dependencies");
+        for dependency in names {
+            let is_used = (code.iter()).any(|code| code.contains(&format!("{dependency}::")));
+            assert!(is_used, "{name} does not use {dependency}");
+        }
+    }
+}
