@@ -56,9 +56,9 @@ def weights_alone(kept, name, source):
                  f"transforms "
                  "of 64 inputs, undone after the rounding. Rounded in numpy, and computed by the CPU backend in F16, so "
                  "activations "
-                 "lose nothing; one scale for the tensor is what the published scheme for this chip has, and the backend "
-                 "has one "
-                 f"for each row. F16: {kept.perplexity(f'{name}, F16, CPU', exact)}.",
+                 "lose nothing. The backend has one scale for each row. No row is the scheme published for this chip, which "
+                 "has one scale for a tensor, transforms whole rows, and chooses the clip by KL divergence. "
+                 f"F16: {kept.perplexity(f'{name}, F16, CPU', exact)}.",
                  ["weights", "one scale for each", "not rotated", "rotated"], rows)
 
 
