@@ -13,6 +13,7 @@ cargo runs inside of both builds, through ggml-glue/CMakeLists.txt. GGML_RUST_NP
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -175,6 +176,24 @@ def rust_program():
     run(["cargo", "build", "--release", "--locked", "--target-dir", target,
          "--config", "profile.release.package.hexagon-ops.opt-level=1"], LOGS / "rust-program.log", env, folder)
     return target / "release" / "generate"
+
+
+def bindings(headers, file, *arguments):
+    """Writes what bindgen makes of C headers to `file`, which is returned; `arguments` are Clang's."""
+    if platform.machine() != "x86_64":
+        raise Missing(f"the libclang that is fetched is for x86_64, this machine is {platform.machine()}")
+    folder, target = ROOT / "test-kit" / "bindings", TARGET / "bindings"
+    run(["cargo", "build", "--locked", "--target-dir", target], LOGS / "bindings-build.log", tool_env(), folder)
+    # libclang comes without the headers of a compiler.
+    own = subprocess.run(["gcc", "-print-file-name=include"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    env = dict(tool_env(), LIBCLANG_PATH=str(fetch.libclang().parent))
+    made = subprocess.run([target / "debug" / "bindings", *headers, "--", *arguments, f"-I{own}"], env=env,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if made.returncode != 0:
+        raise Problem(f"bindgen: {(made.stderr.strip().splitlines() or ['no output'])[-1]}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(made.stdout, encoding="utf-8")
+    return file
 
 
 BUILDS = {"static": static, "shared": shared, "second": second, "rust": rust_program, "plugin": plugin}

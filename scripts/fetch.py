@@ -85,6 +85,10 @@ LLAMA_SOURCES = {"0.5.0": (LLAMA, "llama_cpp_python-0.3.36/vendor/llama.cpp/"),
 RKNN_HEADERS = CratePackage("rknn-sys-rs@0.1.2", "rknn-sys-rs-0.1.2.crate",
                             "1da405b618c820d5c7d18dfe8969ea3f83af0b25422409fea81a2c4db0c8b157")
 
+# Clang as a library, which bindgen reads headers with.
+LIBCLANG = Package("libclang==18.1.1", "libclang-18.1.1-py2.py3-none-manylinux2010_x86_64.whl",
+                   "c533091d8a3bbf7460a00cb6c1a71da93bffe148f172c7d03b1c31fbf8aa2a0b")
+
 # A C compiler that has a C library for Hexagon under Linux, in source.
 ZIG = Package("ziglang==0.17.1", "ziglang-0.17.1-py3-none-manylinux_2_12_x86_64.manylinux2010_x86_64.musllinux_1_1_x86_64.whl",
               "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54")
@@ -351,6 +355,11 @@ def rknn_headers():
     for name in ("rknn_api.h", "rknn_matmul_api.h"):
         members([(RKNN_HEADERS, f"rknn-sys-rs-0.1.2/{name}")], folder / name)
     return folder
+
+
+def libclang():
+    """libclang.so, for x86_64."""
+    return members([(LIBCLANG, "libclang-18.1.1.data/platlib/clang/native/libclang.so")], TOOLS / "libclang" / "libclang.so")
 
 
 def patched_paths(patch):

@@ -195,20 +195,44 @@ def step_glue(tally):
     vendors_headers(tally)
 
 
-# What the reasons of the tests that need a vendor's headers end with.
+# What the reasons of the tests that compare with C headers end with.
 HEADERS_FETCHED = "make test fetches them"
-# Tests that compare with each vendor's headers, by what their names have.
-HEADER_TESTS = {"rockchips_headers": 1, "fastrpcs_headers": 2}
+# Tests that compare with headers, by what their names have, and the variable with what bindgen makes of these.
+HEADER_TESTS = {"rockchips_headers": (1, "RKNN_BINDINGS"), "fastrpcs_headers": (2, "FASTRPC_BINDINGS"),
+                "ggmls_headers": (1, "GGML_BINDINGS")}
+
+
+def header_bindings(name):
+    """What bindgen makes of the headers that the tests of this name compare with; several files are separated by colons."""
+    folder = TARGET / "bindings"
+    if name == "rockchips_headers":
+        headers = fetch.rknn_headers()
+        made = [build.bindings([headers / file for file in ("rknn_api.h", "rknn_matmul_api.h")], folder / "rknn.rs",
+                               f"-I{headers}")]
+    elif name == "fastrpcs_headers":
+        headers = vendor_parts.fastrpc_headers()
+        made = [build.bindings([headers / file for file in ("remote.h", "rpcmem.h", "AEEStdErr.h")], folder / "fastrpc.rs",
+                               f"-I{headers}")]
+    else:
+        made = []
+        for version in fetch.LLAMA_SOURCES:
+            ggml = fetch.llama(version) / "ggml"
+            made.append(build.bindings([ggml / "include" / "ggml.h", ggml / "src" / "ggml-common.h"], folder / f"{version}.rs",
+                                       f"-I{ggml / 'include'}", "-DGGML_COMMON_DECL_C"))
+    return ":".join(map(str, made))
 
 
 def vendors_headers(tally):
     """The tests that compare structs and values with headers, which are ignored without them."""
-    env, names = dict(tool_env(), RKNN_INCLUDE=str(fetch.rknn_headers())), ["rockchips_headers"]
-    try:
-        env["FASTRPC_INCLUDE"] = str(vendor_parts.fastrpc_headers())
-        names.append("fastrpcs_headers")
-    except debian.Missing as missing:
-        tally.skip("headers of FastRPC", str(missing))
+    env, names = tool_env(), []
+    for name, (_, variable) in HEADER_TESTS.items():
+        try:
+            env[variable] = header_bindings(name)
+            names.append(name)
+        except (debian.Missing, build.Missing) as missing:
+            tally.skip(name, str(missing))
+    if not names:
+        return
     # The whole workspace, because another selection would compile its packages again.
     code, text, log = capture("headers", ["cargo", "test", "--locked", "--workspace", "--lib", "--test", "header", "--",
                                           "--ignored", *names], env)
@@ -217,8 +241,9 @@ def vendors_headers(tally):
     print(f"   tests passed: {found}")
     tally.passed += sum(found.values())
     for name in names:
-        if code != 0 or found[name] != HEADER_TESTS[name]:
-            tally.fail(name, f"{found[name]} of {HEADER_TESTS[name]} passed, code {code}, output in target/logs/{log.name}")
+        wanted = HEADER_TESTS[name][0]
+        if code != 0 or found[name] != wanted:
+            tally.fail(name, f"{found[name]} of {wanted} passed, code {code}, output in target/logs/{log.name}")
 
 
 def step_build(tally):

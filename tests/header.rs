@@ -1,10 +1,11 @@
-//! Proves that `include/npu.h` is the current output of cbindgen for `src/abi/`, and that a C
-//! compiler lays its structs out as rustc does.
+//! Proves that `include/npu.h` is the current output of cbindgen for `src/abi/`, that a C compiler
+//! lays its structs out as rustc does, and that ggml's types are those of its headers.
 
 use std::path::Path;
 use std::process::Command;
 
 use ggml_rust_npu::abi::{NpuHost, NpuNode, NpuTensor};
+use ggml_rust_npu::gguf::GgmlType;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -80,4 +81,26 @@ fn c_and_rust_agree_on_sizes_and_offsets() {
         "the C compiler disagrees about {}",
         file.display()
     );
+}
+
+#[test]
+#[ignore = "needs GGML_BINDINGS, made of ggml's headers: make test fetches them"]
+fn types_are_those_of_ggmls_headers() {
+    for mut header in test_kit::Header::of_each("GGML_BINDINGS") {
+        let types: Vec<(String, i64)> = (header.values("GGML_TYPE_").into_iter())
+            .map(|(name, number)| (name.to_owned(), number))
+            .filter(|(name, _)| name != "COUNT")
+            .collect();
+        assert!(types.len() > 30, "{types:?}");
+        for (name, number) in types {
+            let number = u32::try_from(number).unwrap();
+            let known = GgmlType::from_number(number).unwrap_or_else(|| panic!("{name} is new"));
+            assert_eq!(known.name(), name);
+            if known.is_quantized() {
+                let block = format!("block_{}", name.to_lowercase().replace("_k", "_K"));
+                header.expect_size(&block, known.block_bytes());
+            }
+        }
+        header.check();
+    }
 }

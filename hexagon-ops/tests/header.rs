@@ -1,5 +1,4 @@
-//! The structs and values of the C ABI are those of FastRPC's own headers, as a C compiler reads
-//! them.
+//! The structs and values of the C ABI are those of FastRPC's own headers, as bindgen reads them.
 
 use hexagon_ops::ffi::{
     self, ControlLatency, Domain, DspCapability, GetUri, RemoteArg, ReserveNewSession,
@@ -8,29 +7,31 @@ use hexagon_ops::ffi::{
 use test_kit::{Header, layout};
 
 #[test]
-#[ignore = "needs FastRPC's headers in the folder FASTRPC_INCLUDE: make test fetches them"]
+#[ignore = "needs FASTRPC_BINDINGS, made of FastRPC's headers: make test fetches them"]
 fn structs_and_values_are_those_of_fastrpcs_headers() {
-    let mut header = Header::of("FASTRPC_INCLUDE", &["remote.h", "rpcmem.h"]);
-    layout!(header, RemoteArg = "remote_arg" { pv = "buf.pv", len = "buf.nLen" });
-    layout!(header, DspCapability = "struct remote_dsp_capability" {
+    let mut header = Header::of("FASTRPC_BINDINGS");
+    // One case of a union that is no larger.
+    layout!(header, RemoteArg = "remote_buf" { pv = "pv", len = "nLen" });
+    header.expect_size("remote_arg", size_of::<RemoteArg>());
+    layout!(header, DspCapability = "remote_dsp_capability" {
         domain = "domain", attribute_id = "attribute_ID", capability = "capability",
     });
-    layout!(header, UnsignedModule = "struct remote_rpc_control_unsigned_module" {
+    layout!(header, UnsignedModule = "remote_rpc_control_unsigned_module" {
         domain = "domain", enable = "enable",
     });
-    layout!(header, ThreadParams = "struct remote_rpc_thread_params" {
+    layout!(header, ThreadParams = "remote_rpc_thread_params" {
         domain = "domain", prio = "prio", stack_size = "stack_size",
     });
-    layout!(header, SessionClose = "struct remote_rpc_session_close" { domain = "domain" });
-    layout!(header, ControlLatency = "struct remote_rpc_control_latency" {
+    layout!(header, SessionClose = "remote_rpc_session_close" { domain = "domain" });
+    layout!(header, ControlLatency = "remote_rpc_control_latency" {
         enable = "enable", latency = "latency",
     });
-    layout!(header, ReserveNewSession = "struct remote_rpc_reserve_new_session" {
+    layout!(header, ReserveNewSession = "remote_rpc_reserve_new_session" {
         domain_name = "domain_name", domain_name_len = "domain_name_len",
         session_name = "session_name", session_name_len = "session_name_len",
         effective_domain_id = "effective_domain_id", session_id = "session_id",
     });
-    layout!(header, GetUri = "struct remote_rpc_get_uri" {
+    layout!(header, GetUri = "remote_rpc_get_uri" {
         domain_name = "domain_name", domain_name_len = "domain_name_len",
         session_id = "session_id", module_uri = "module_uri", module_uri_len = "module_uri_len",
         uri = "uri", uri_len = "uri_len",

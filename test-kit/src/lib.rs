@@ -1,5 +1,5 @@
 //! Shared by the tests of several crates: numbers from a seed, the distance between results, the
-//! values that a C compiler finds in a header, and programs that see nothing of who starts a test.
+//! constants and structures of C headers, and programs that see nothing of who starts a test.
 
 use std::env;
 
