@@ -5,10 +5,14 @@ import socket
 import subprocess
 import tempfile
 import time
+import unittest
 from contextlib import ExitStack, contextmanager
 
 from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, PLAIN_LOG, SIMULATED, TIMEOUT_S, cpu_env, device_env, free_port
 from stocked import PROMPT, DebianStock
+
+import fetch
+from project import ROOT
 
 # Of a model on two devices, whose rounding differs from that of one.
 TOKENS = 16
@@ -16,8 +20,8 @@ TOKENS = 16
 
 class Rpc(DebianStock):
     @contextmanager
-    def serve(self, device, chip, **settings):
-        """Runs an RPC server with a device; gives its address."""
+    def serve(self, device, chip, ends=False, **settings):
+        """Runs an RPC server with a device; gives its address. With `ends` the server has to end in an error of the device."""
         port = free_port()
         env = self.with_plugin(device_env(chip, **settings))
         command = self.program.command("ggml-rpc-server", "-p", port, "-d", device)
@@ -27,7 +31,11 @@ class Rpc(DebianStock):
             try:
                 self.wait_for(port, process, log)
                 yield f"127.0.0.1:{port}"
-                self.assertIsNone(process.poll(), self.text_of(log))
+                if ends:
+                    self.assertNotEqual(process.wait(TIMEOUT_S), 0)
+                    self.assertRegex(self.text_of(log), rf"ggml-rust-npu: {device}: .*AEE_E")
+                else:
+                    self.assertIsNone(process.poll(), self.text_of(log))
             finally:
                 process.terminate()
                 try:
@@ -53,10 +61,12 @@ class Rpc(DebianStock):
         log.seek(0)
         return log.read().decode(errors="replace")[-2000:]
 
+    def arguments(self, *args):
+        return ["llama-completion", "-m", self.model(), "-p", PROMPT, "-n", TOKENS, "-c", 512, "--temp", 0, "--seed", 1,
+                "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off", "-fa", "on", "-t", 1, *PLAIN_LOG, "-v", *args]
+
     def generate(self, env, *args):
-        return self.with_end(lambda: self.run_stock(
-            "llama-completion", "-m", self.model(), "-p", PROMPT, "-n", TOKENS, "-c", 512, "--temp", 0, "--seed", 1, "-no-cnv",
-            "--no-display-prompt", "--ignore-eos", "-fit", "off", "-fa", "on", "-t", 1, *PLAIN_LOG, "-v", *args, env=env))
+        return self.with_end(lambda: self.run_stock(*self.arguments(*args), env=env))
 
     def test_text_is_that_of_the_device_in_this_process(self):
         here = self.generate(self.with_plugin(device_env(HEXAGON))).out
@@ -80,6 +90,17 @@ class Rpc(DebianStock):
         self.assertEqual(self.servers(there), 2, there.log[-3000:])
         self.assertEqual(there.out, here)
 
+    def test_a_device_that_is_lost_ends_server_and_program_and_the_server_says_why(self):
+        """ggml's RPC code asserts that graphs succeed: the guide says so."""
+        # The self-test has 157 submissions.
+        fault = {"GGML_RUST_NPU_REPACK": "always", "GGML_RUST_NPU_SIM_FAULTS": "dsp:165=lost", "GGML_NO_BACKTRACE": "1"}
+        with self.serve(HEXAGON_DEVICE, HEXAGON, ends=True, **fault) as server:
+            command = self.program.command(*self.arguments("--rpc", server))
+            done = subprocess.run([str(word) for word in command], env=cpu_env(GGML_NO_BACKTRACE="1"), cwd=self.program.folder,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                  timeout=TIMEOUT_S)
+            self.assertNotEqual(done.returncode, 0)
+
     def test_layers_behind_a_server_and_on_a_device_here_share_their_activations(self):
         both = self.with_plugin(device_env(f"{SIMULATED},{HEXAGON}"))
         here = self.generate(both, "--device", f"{DEVICE},{HEXAGON_DEVICE}", "-ts", "1,1").out
@@ -90,3 +111,11 @@ class Rpc(DebianStock):
         self.assertEqual(self.servers(there), 1, there.log[-3000:])
         self.assertRegex(there.log, r"HEX0\S* model buffer size")
         self.assertEqual(there.out, here)
+
+
+class Protocol(unittest.TestCase):
+    def test_the_guide_names_the_version_of_the_protocol(self):
+        text = (fetch.llama("0.5.0") / "ggml" / "include" / "ggml-rpc.h").read_text(encoding="utf-8")
+        version, = re.findall(r"^#define RPC_PROTO_MAJOR_VERSION +(\d+)", text, re.M)
+        guide = (ROOT / "docs" / "guide" / "programs.md").read_text(encoding="utf-8")
+        self.assertIn(f"server with version {version} (0.5.0) refuse each other", guide)

@@ -14,6 +14,7 @@ from harness import (DEVICE, HEXAGON, HEXAGON_DEVICE, PLAIN_LOG, SIMULATED, cpu_
 import build
 import models
 import stock
+from project import ROOT
 from stocked import CHIPS, PROMPT, TOKENS, DebianStock, Stock
 
 # Of the plugin, which is loaded into programs with any of these.
@@ -106,6 +107,12 @@ class Debian(DebianStock):
                     self.assertEqual(done.out.rstrip("\n"), want.rstrip("\n"))
                     self.assertIn("using device Meta", done.log)
 
+    def test_options_that_do_not_help_are_those_of_the_program(self):
+        page = (ROOT / "docs" / "guide" / "programs.md").read_text(encoding="utf-8")
+        options = re.findall(r"^\| `(--[\w-]+)` of llama.cpp 0\.7\.0 \|", page, re.M)
+        self.assertEqual(options, ["--moe-cache-mib"])
+        self.assertIn(options[0], self.run_stock("llama-completion", "--help", env=cpu_env()).out)
+
     def test_bench_runs(self):
         done = self.run_stock("llama-bench", "-m", self.model(), "-p", 16, "-n", 4, "-r", 1,
                               env=self.with_plugin(device_env(HEXAGON)))
@@ -148,10 +155,11 @@ class Node(Stock):
 
     fetched = staticmethod(stock.node_program)
 
-    def generate(self, env):
+    def generate(self, env, tokens=TOKENS, *layers):
         # This ggml has no OpenMP: its threads spin at each barrier, and on a busy machine wait there for a CPU.
         threads = 1
-        done = self.run_command("node", ["node", "generate.mjs", self.model(), PROMPT, TOKENS, threads], env, cwd=self.program)
+        done = self.run_command("node", ["node", "generate.mjs", self.model(), PROMPT, tokens, threads, *layers], env,
+                                cwd=self.program)
         self.assertEqual(done.code, 0, done.all[-2000:])
         return json.loads(done.out), done.log
 
@@ -167,6 +175,13 @@ class Node(Stock):
                 words = 5 if device == DEVICE else TOKENS
                 made, wanted = (text.split()[:words] for text in (made["text"], self.text_of_static_build(chip, "-fa", "off")))
                 self.assertEqual(made, wanted)
+
+
+    def test_by_itself_it_puts_no_layer_on_the_device(self):
+        """The guide says that gpuLayers has to be a number. If this fails, it has to no longer."""
+        made, log = self.generate(self.with_plugin(device_env(HEXAGON)), 1, "auto")
+        self.assertEqual(made["layers"], 0)
+        self.assertIn("HEX0", log)
 
 
 class BuiltIn(Stock):
