@@ -304,6 +304,7 @@ fn dependencies(manifest: &str) -> BTreeSet<String> {
 #[test]
 fn every_dependency_is_used() {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut n_seen = 0;
     let crates = [
         ".",
         "hexagon-ops",
@@ -330,11 +331,11 @@ fn every_dependency_is_used() {
             let shared = workspace.join("ggml-glue/compile.rs");
             code.extend([build, std::fs::read_to_string(shared).unwrap()]);
         }
-        let names = dependencies(&manifest);
-        assert!(!names.is_empty(), "{name} has no dependencies");
-        for dependency in names {
+        for dependency in dependencies(&manifest) {
+            n_seen += 1;
             let is_used = (code.iter()).any(|code| code.contains(&format!("{dependency}::")));
             assert!(is_used, "{name} does not use {dependency}");
         }
     }
+    assert!(n_seen > 30, "{n_seen} dependencies are read");
 }
