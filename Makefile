@@ -12,7 +12,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check vendor
+.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check packages-check vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -48,8 +48,10 @@ help:
 	@echo "make tool   the command line tool, target/release/ggml-npu"
 	@echo "make plugin the library that unmodified programs load, target/plugin/libggml-rust_npu.so"
 	@echo "make stock  a Rust program, busy CPUs, the commands of docs/guide, operations in Debian's test-backend-ops"
-	@echo "make dist   a release: one tarball for each target, x86_64, aarch64 and Android, in target/dist; minutes"
-	@echo "make dist-check  two builds in two folders give the same tarball, which works in Debian's llama.cpp"
+	@echo "make dist   a release: tarballs for x86_64, aarch64 and Android, and packages for Python, npm and Debian, in"
+	@echo "            target/dist; minutes"
+	@echo "make dist-check  two builds in two folders give the same files, which work in Debian's llama.cpp"
+	@echo "make packages-check  the commands of docs/guide/installing.md in empty folders and in an empty Debian (as root)"
 	@echo "make results  docs/results/tables: the tables that papers print, with this project's numbers; hours. TABLE=name: one of"
 	@echo "            packets speed batch quantizers scaling_awq groups rockchip answers"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
@@ -173,6 +175,9 @@ dist:
 
 dist-check:
 	@$(PYTHON) scripts/test.py build release
+
+packages-check:
+	@$(PYTHON) scripts/test.py build packages
 
 hostile:
 	@cargo test --release --locked --package ggml-npu --test hostile -- --ignored --nocapture

@@ -62,7 +62,9 @@ if [ -n "$remove" ]; then
     fi
   done
   rm -rf "$lib"
-  rm -f "$prefix/bin/ggml-npu"
+  rm -f "$prefix/bin/ggml-npu" "$prefix/share/man/man1/ggml-npu.1" "$prefix/share/man/man1"/ggml-npu-*.1 \
+    "$prefix/share/bash-completion/completions/ggml-npu" "$prefix/share/zsh/site-functions/_ggml-npu" \
+    "$prefix/share/fish/vendor_completions.d/ggml-npu.fish"
   echo "removed $lib and $prefix/bin/ggml-npu"
   exit 0
 fi
@@ -96,6 +98,13 @@ for file in "$here/lib"/*.so; do
   put "$file" "$lib/$(basename "$file")"
 done
 put "$here/bin/ggml-npu" "$prefix/bin/ggml-npu"
+# Manual pages, and completions for shells.
+if [ -d "$here/share" ]; then
+  (cd "$here/share" && find . -type f) | while read -r file; do
+    mkdir -p "$(dirname "$prefix/share/$file")"
+    put "$here/share/$file" "$prefix/share/$file"
+  done
+fi
 echo "installed $lib/$plugin and $prefix/bin/ggml-npu"
 
 found=$into

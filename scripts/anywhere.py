@@ -32,6 +32,7 @@ import build
 import debian
 import graphs
 import project
+from debian import Missing
 from project import LOGS, ROOT, TARGET, Problem, main_with, made_once, need, run, say
 
 CLONES = Path(os.environ.get("ANYWHERE_DIR", TARGET / "anywhere"))
@@ -50,10 +51,6 @@ NONSENSE = {"GGML_RUST_NPU_SIM": "abacus", "GGML_RUST_NPU_SIM_FAULTS": "abacus:1
             "GGML_RUST_NPU_CONFIG": "/nonexistent/settings.conf", "GGML_BACKEND_PATH": "/nonexistent/plugin.so",
             "LLAMA_ARG_NGL": "many", "LLAMA_ARG_N_GPU_LAYERS": "many", "LLAMA_ARG_DEVICE": "abacus",
             "LLAMA_LOG_VERBOSITY": "many", "OMP_NUM_THREADS": "many", "OMP_WAIT_POLICY": "active"}
-
-
-class Missing(Exception):
-    """A row needs something that this machine does not have; the text says what."""
 
 
 class Start(NamedTuple):
@@ -193,15 +190,8 @@ def with_nonsense():
 
 def in_bare_debian():
     """Debian with what README names, a user that the system does not know by name, and everything built from nothing."""
-    if os.getuid() != 0:
-        raise Missing("only root makes a bare system")
-    if shutil.which("debootstrap") is None:
-        raise Missing("debootstrap is not installed")
-    system = made_once(CLONES / f"bare-{SUITE}", bare_system)
-    # The network and its certificates are this machine's.
-    for name in ("etc/resolv.conf", "etc/hosts", "etc/pip.conf", "etc/ssl/certs/ca-certificates.crt"):
-        if (Path("/") / name).exists():
-            shutil.copyfile(Path("/") / name, system / name)
+    system = made_once(CLONES / f"bare-{SUITE}", lambda folder: debian.bootstrap(folder, SUITE, PACKAGES))
+    debian.connect(system)
     scratch = system / "srv"
     clone(scratch / NAME)
     env = stranger(scratch, Path("/srv"))
@@ -210,17 +200,6 @@ def in_bare_debian():
                f"cd /srv/{NAME} && exec python3 scripts/test.py build quick"]
     mounts = 'mount --make-rprivate / && mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec "$@"'
     return Start(["unshare", "--mount", "sh", "-c", mounts, system, *command], ROOT, own_env())
-
-
-def bare_system(folder):
-    say(f"making a bare Debian {SUITE} with {', '.join(PACKAGES)}")
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        run(["unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, folder,
-             debian.mirrors()[0]],
-            LOGS / "anywhere-debootstrap.log")
-    except (Problem, debian.Missing) as problem:
-        raise Missing(f"no bare Debian: {problem}") from problem
 
 
 class Row(NamedTuple):

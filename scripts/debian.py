@@ -97,3 +97,32 @@ def environment(suite, architecture):
               'Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";']
     (folder / "apt.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return cpu_env(APT_CONFIG=str(folder / "apt.conf")), folder / "files"
+
+
+# The network of a system in a folder, and its certificates, are this machine's.
+NETWORK = ["etc/resolv.conf", "etc/hosts", "etc/pip.conf", "etc/ssl/certs/ca-certificates.crt"]
+
+
+def bootstrap(folder, suite, packages):
+    """Makes a bare Debian with packages in a folder, which only root can."""
+    if os.getuid() != 0:
+        raise Missing("only root makes a bare system")
+    if shutil.which("debootstrap") is None:
+        raise Missing("debootstrap is not installed")
+    say(f"making a bare Debian {suite} with {', '.join(packages)}")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        run(["unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={','.join(packages)}", suite, folder,
+             mirrors()[0]], LOGS / f"debootstrap-{suite}.log")
+    except Problem as problem:
+        raise Missing(f"no bare Debian: {problem}") from problem
+    # A list that a mirror has not refreshed for longer than its signature promises is as good as a new one.
+    settings = folder / "etc" / "apt" / "apt.conf.d" / "90old-lists"
+    settings.write_text('Acquire::Check-Valid-Until "false";\n', encoding="utf-8")
+
+
+def connect(folder):
+    """Gives a system in a folder the network of this machine."""
+    for name in NETWORK:
+        if (Path("/") / name).exists():
+            shutil.copyfile(Path("/") / name, folder / name)

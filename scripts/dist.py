@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the release: a tarball for each target in target/dist/, the same bytes each time.
+"""Makes the release in target/dist/: a tarball for each target, and for those with glibc a Python wheel, packages for npm and
+one for Debian. The bytes are the same each time.
 
 Usage: dist.py [TARGET...]   of x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu and aarch64-linux-android; all without one
        dist.py check [TARGET] builds again from a copy of the tree in another folder and compares (this machine's target)
@@ -8,9 +9,7 @@ The tarball for Android has plugin and tool only if ANDROID_NDK_HOME names an ND
 package that we found. The static library for an app's own llama.cpp needs nothing but rustup's standard library for the target.
 """
 
-import gzip
 import hashlib
-import io
 import os
 import platform
 import re
@@ -20,7 +19,9 @@ import sys
 import tarfile
 from pathlib import Path
 
+import build
 import fetch
+import packages
 import sbom
 from aarch64 import LINKER
 from project import LOGS, ROOT, TARGET, Problem, main_with, need, run, say, toml, tool_env
@@ -231,6 +232,7 @@ def fill(folder, target):
             run([binutils(target, "strip"), "--strip-all", "--enable-deterministic-archives", folder / place],
                 LOGS / "dist-names.log")
             (folder / place).chmod(0o755 if place.startswith("bin") else 0o644)
+        write_shared(folder / "share", release / "ggml-npu" if is_native(target) else build.release_tool())
     for path in COPIED:
         copy_tree(path, folder)
     put(ROOT / "dist" / "README.md", folder / "README.md")
@@ -243,29 +245,26 @@ def fill(folder, target):
     write_sums(folder / "SHA256SUMS", sorted(path for path in folder.rglob("*") if path.is_file()), folder)
 
 
+def is_native(target):
+    return target.startswith(f"{platform.machine()}-") and target != ANDROID
+
+
+# Of each shell, the folder in which it looks for what it completes with.
+COMPLETIONS = {"bash": "bash-completion/completions", "zsh": "zsh/site-functions", "fish": "fish/vendor_completions.d"}
+
+
+def write_shared(folder, tool):
+    """Has the tool write its manual pages and its completions for shells."""
+    for kind, place in {"man": "man/man1", **COMPLETIONS}.items():
+        run([tool, "generate", kind, "--dir", folder / place], LOGS / "dist-generate.log")
+    # bash looks for the name of the program alone.
+    bash = folder / COMPLETIONS["bash"]
+    (bash / "ggml-npu.bash").rename(bash / "ggml-npu")
+
+
 def write_sums(file, paths, relative_to):
     lines = [f"{fetch.sha256(path)}  {path.relative_to(relative_to)}\n" for path in paths]
     file.write_text("".join(lines), encoding="utf-8")
-
-
-def pack(folder, out):
-    """Packs a folder: sorted, of one time and no owner."""
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path in [folder, *sorted(folder.rglob("*"))]:
-            entry = archive.gettarinfo(path, path.relative_to(folder.parent).as_posix())
-            entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = epoch(), 0, 0, "", ""
-            entry.mode = 0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644
-            if path.is_file():
-                with open(path, "rb") as file:
-                    archive.addfile(entry, file)
-            else:
-                archive.addfile(entry)
-    part = out.with_suffix(".part")
-    # Without the file's name and time, which gzip would put in.
-    with open(part, "wb") as file, gzip.GzipFile("", "wb", 9, file, 0) as packed:
-        packed.write(content.getbuffer())
-    os.replace(part, out)
 
 
 def is_installed(target):
@@ -278,21 +277,23 @@ def is_installed(target):
 
 
 def make(target):
-    """Makes the tarball of a target; returns its path."""
+    """Makes the tarball and the packages of a target; returns their paths, the tarball's first."""
     name = f"ggml-rust-npu-{version()}-{target}"
     folder = DIST / "content" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     fill(folder, target)
     out = DIST / f"{name}.tar.gz"
-    pack(folder, out)
-    say(f"{out.relative_to(ROOT)}  {out.stat().st_size / 1e6:.1f} MB  sha256 {fetch.sha256(out)}")
-    return out
+    packages.tarball(folder, out, epoch())
+    made = [out, *packages.make(packages.Release(folder, target, version(), epoch(), NEWEST_GLIBC), DIST)]
+    for path in made:
+        say(packages.describe(path))
+    return made
 
 
 def check(target):
-    """Fails unless a copy of the tree in another folder gives the same tarball."""
-    first = make(target)
+    """Fails unless a copy of the tree in another folder gives the same tarball and the same packages."""
+    made = make(target)
     copy = DIST / "again" / "another-folder"
     shutil.rmtree(copy.parent, ignore_errors=True)
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
@@ -305,10 +306,12 @@ def check(target):
     (copy / ".git").write_text(f"gitdir: {git_folder()}\n", encoding="utf-8")
     say("building again in another folder")
     run([sys.executable, copy / "scripts" / "dist.py", target], LOGS / "dist-again.log", dict(os.environ), copy)
-    second = copy / "target" / "dist" / first.name
-    if fetch.sha256(first) != fetch.sha256(second):
-        raise Problem(f"two builds differ: {', '.join(different(first, second)) or 'only in their packing'}")
-    say(f"two builds in two folders give the same {first.name}")
+    seconds = [copy / "target" / "dist" / path.name for path in made]
+    differing = [path.name for path, second in zip(made, seconds, strict=True) if fetch.sha256(path) != fetch.sha256(second)]
+    if differing:
+        raise Problem(f"two builds differ: {', '.join(differing)}; of the tarball, "
+                      f"{', '.join(different(made[0], seconds[0])) or 'no file'}")
+    say(f"two builds in two folders give the same {', '.join(path.name for path in made)}")
     shutil.rmtree(copy.parent)
 
 
@@ -337,7 +340,8 @@ def main():
     if checking:
         check(targets[0] if targets else f"{platform.machine()}-unknown-linux-gnu")
         return 0
-    made = [make(target) for target in targets or TARGETS if targets or is_installed(target)]
+    # Both targets with glibc make the package with JavaScript.
+    made = sorted({path for target in targets or TARGETS if targets or is_installed(target) for path in make(target)})
     if not has_linker(ANDROID):
         print(f"   {ANDROID}: without plugin and tool, because ANDROID_NDK_HOME is not set")
     write_sums(DIST / "SHA256SUMS", made, DIST)

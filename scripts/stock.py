@@ -2,7 +2,9 @@
 
 debian         llama.cpp 0.7.0 and whisper.cpp 1.9.5 of Debian sid, with ggml 0.27.0 (backend API 3) and their own libc
 debian arm64   its llama.cpp for the boards' processor, run under qemu-aarch64
+debian system  a whole Debian sid with its llama.cpp, for what installs packages
 node           node-llama-cpp 3.22.1 of npm with its prebuilt llama.cpp 0.5.0, ggml 0.25.1 (backend API 2)
+llama-cpp-python  0.3.36 of PyPI, compiled from its source: llama.cpp 0.5.0, ggml 0.25.3 (backend API 2)
 pywhispercpp   1.5.1 of PyPI, whose ggml 0.13.1 is one that the plugin refuses
 
 A program that this machine cannot have raises Missing, with the reason.
@@ -10,6 +12,7 @@ A program that this machine cannot have raises Missing, with the reason.
 
 import platform
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +21,7 @@ import aarch64
 import debian
 import fetch
 from debian import Missing
-from project import LOGS, ROOT, TARGET, Problem, made_once, run, say
+from project import LOGS, ROOT, TARGET, Problem, made_once, run, say, tool_env
 
 STOCK = TARGET / "stock"
 SOURCES = ROOT / "tests" / "e2e" / "stock"
@@ -90,6 +93,30 @@ def debian_arm64_programs():
         raise Missing("qemu-aarch64 is not installed; on Debian: apt-get install qemu-user")
     root = debian.unpacked(STOCK, DEBIAN_SUITE, "arm64", DEBIAN_ARM64_PINNED, DEBIAN_OTHERS)
     return Debian(root, "aarch64-linux-gnu", (aarch64.qemu(), "-L", str(root)))
+
+
+def debian_system():
+    """The folder of a bare Debian with llama.cpp: programs change a copy of it."""
+    need_x86_64()
+    system = made_once(STOCK / f"system-{DEBIAN_SUITE}",
+                       lambda folder: debian.bootstrap(folder, DEBIAN_SUITE, ["llama.cpp-tools", "ca-certificates"]))
+    debian.connect(system)
+    return system
+
+
+def llama_cpp_python():
+    """The wheel of llama-cpp-python, compiled as pip does; a quarter of an hour."""
+    folder = made_once(STOCK / "llama-cpp-python-0.3.36", compile_llama_cpp_python)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def compile_llama_cpp_python(folder):
+    say("compiling llama-cpp-python (a quarter of an hour)")
+    # Its images and sounds are not needed, and threads of OpenMP spin while they wait.
+    env = dict(tool_env(), CMAKE_ARGS="-DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF")
+    run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, fetch.download(fetch.LLAMA)],
+        LOGS / "stock-llama-cpp-python.log", env)
 
 
 def node_program():

@@ -23,7 +23,7 @@ class Release(DebianStock):
         scratch = tempfile.TemporaryDirectory()
         cls.addClassCleanup(scratch.cleanup)
         root = Path(scratch.name)
-        with tarfile.open(dist.make(TARGET)) as archive:
+        with tarfile.open(dist.make(TARGET)[0]) as archive:
             archive.extractall(root, filter="data")
         (cls.release,) = root.iterdir()
         cls.prefix = root / "prefix"

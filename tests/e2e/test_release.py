@@ -12,6 +12,7 @@ from harness import Case, cpu_env
 import cyclonedx
 import dist
 import fetch
+import packages
 import sbom
 from project import ROOT, toml
 
@@ -29,7 +30,7 @@ class Pack(Case):
             (content / name).write_text(f"text of {name}", encoding="utf-8")
             (content / name).chmod(0o600 if mtime % 2 else 0o664)
             os.utime(content / name, (mtime, mtime))
-        dist.pack(content, folder / "out.tar.gz")
+        packages.tarball(content, folder / "out.tar.gz", 1_000_000_000)
         return fetch.sha256(folder / "out.tar.gz")
 
     def test_same_content_gives_the_same_bytes(self):
@@ -45,7 +46,7 @@ class Pack(Case):
                 (content / "same").touch()
                 (content / "file").write_text(text, encoding="utf-8")
                 paths.append(Path(folder) / f"{name}.tar.gz")
-                dist.pack(content, paths[-1])
+                packages.tarball(content, paths[-1], 1_000_000_000)
             self.assertEqual(dist.different(*paths), ["release/file"])
 
     def test_a_path_of_this_machine_is_refused(self):

@@ -65,8 +65,19 @@ fn own_folder() -> Option<PathBuf> {
     }
     // SAFETY: a C string of the loader, which lives as long as this code.
     let name = unsafe { CStr::from_ptr(name) };
-    let path = std::fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()?;
+    let path = file_called(Path::new(OsStr::from_bytes(name.to_bytes())))?;
     path.parent().map(Path::to_path_buf)
+}
+
+/// Returns the file that the loader calls `name`, without links.
+///
+/// A program is called by the word that started it, which a shell may have found in `PATH`.
+fn file_called(name: &Path) -> Option<PathBuf> {
+    if name.components().count() > 1 {
+        std::fs::canonicalize(name).ok()
+    } else {
+        std::env::current_exe().ok()
+    }
 }
 
 fn has_dsp_library(folder: &Path) -> bool {
@@ -98,6 +109,15 @@ mod tests {
         assert_eq!(node.file_name().unwrap(), "fastrpc-cdsp");
         assert_eq!(device_node(&folder.join("none")), None);
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// Regression: a tool that was started by its name alone looked for the DSP's libraries in the
+    /// current folder.
+    #[test]
+    fn a_program_found_in_path_is_known() {
+        let own = std::env::current_exe().unwrap();
+        assert_eq!(file_called(Path::new("ggml-npu")), Some(own));
+        assert_eq!(file_called(Path::new("/bin/../bin/none")), None);
     }
 
     #[test]
