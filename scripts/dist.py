@@ -19,7 +19,6 @@ import sys
 import tarfile
 from pathlib import Path
 
-import build
 import fetch
 import packages
 import sbom
@@ -32,6 +31,7 @@ ANDROID = "aarch64-linux-android"
 # The first version of Android on a phone with V73.
 ANDROID_API = 33
 TARGETS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", ANDROID]
+NATIVE = f"{platform.machine()}-unknown-linux-gnu"
 
 # SOURCE: hexagon-ops/tools/library.sh; v73q is for chips with V73 whose vector unit lacks IEEE arithmetic.
 DSP_LIBRARIES = ["v73", "v73q", "v75", "v79", "v81"]
@@ -232,7 +232,9 @@ def fill(folder, target):
             run([binutils(target, "strip"), "--strip-all", "--enable-deterministic-archives", folder / place],
                 LOGS / "dist-names.log")
             (folder / place).chmod(0o755 if place.startswith("bin") else 0o644)
-        write_shared(folder / "share", release / "ggml-npu" if is_native(target) else build.release_tool())
+        # The tool of this machine's processor writes the same for all; `make dist` has built it.
+        native = release if is_native(target) else built(NATIVE, environment(NATIVE))
+        write_shared(folder / "share", native / "ggml-npu")
     for path in COPIED:
         copy_tree(path, folder)
     put(ROOT / "dist" / "README.md", folder / "README.md")
@@ -246,7 +248,7 @@ def fill(folder, target):
 
 
 def is_native(target):
-    return target.startswith(f"{platform.machine()}-") and target != ANDROID
+    return target == NATIVE
 
 
 # Of each shell, the folder in which it looks for what it completes with.
@@ -338,7 +340,7 @@ def main():
         if target not in TARGETS:
             raise Problem(f"unknown target {target}; one of {', '.join(TARGETS)}")
     if checking:
-        check(targets[0] if targets else f"{platform.machine()}-unknown-linux-gnu")
+        check(targets[0] if targets else NATIVE)
         return 0
     # Both targets with glibc make the package with JavaScript.
     made = sorted({path for target in targets or TARGETS if targets or is_installed(target) for path in make(target)})

@@ -30,8 +30,6 @@ NEED = {
     r"^sudo |udevadm": "root; tests/e2e/test_board.py checks the rules",
     r"^adb |/data/local/tmp|^\./ggml-npu ": "a phone; tests/e2e/test_board.py runs scripts/phone.sh with a stand-in for adb",
     r"LINUX_ANDROID_LINKER|--target aarch64-linux-android": "Android's NDK; scripts/aarch64.py builds the archive without it",
-    r"ggml.rust.npu[-_]0\.1\.0|python text\.py|node text\.mjs|^(pip|npm) uninstall|-p \"Once upon a time,\"":
-    "a release; tests/e2e/dist_packages.py runs these commands in empty systems",
     r"10\.0\.0\.[23]": "other machines; tests/e2e/test_rpc.py runs two servers on this one",
     r"^whisper-cli ": "FFmpeg's libraries; tests/e2e/test_stock.py runs libwhisper",
 }
@@ -44,6 +42,8 @@ MADE_BEFORE = {
     r"^cargo build --release --locked --bin ggml-npu$": "target/release/ggml-npu",
     r"^cargo build --release --manifest-path examples/generate": "examples/generate/target",
     r"^rustup target add": "rustup's standard library for Android",
+    # tests/e2e/dist_packages.py runs these in empty folders and systems.
+    r"ggml.rust.npu[-_]0\.1\.0|python text\.py|node text\.mjs|^(pip|npm) uninstall|-p \"Once upon a time,\"": "a release",
     # scripts/fetch.py applies the patch, scripts/build.py runs cmake with these options.
     r"^cd llama\.cpp|^patch -p1|^cmake ": "llama.cpp/build",
 }
