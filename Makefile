@@ -3,6 +3,7 @@
 # LLAMA_CPP_DIR  a patched llama.cpp to build instead of the fetched one (patches/README.md)
 # HEXAGON_QEMU   a qemu-hexagon with HVX floating point, for `make dsp` and `make vendor`
 # VENDOR         rknn: `make vendor` runs the Rockchip device under Rockchip's own librknnrt 1.5.2 instead
+# TAG            the tag of a release for `make notes`
 # MODULE         the part of the code that `make mutants` puts faults into; all parts if not given
 # HOURS          how long `make fuzz` runs each target, and `make soak` all
 # MODEL          a GGUF to use instead of the fetched one
@@ -12,7 +13,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check packages-check vendor
+.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check packages-check notes newest vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -22,7 +23,7 @@ help:
 	@echo "            Debian; ROWS=name: one of folder path user home variables bare"
 	@echo "make long   end-to-end tests with gemma-3-270m, TinyLlama-1.1B (needs npm) and long texts on the simulated V75"
 	@echo "make unit   the Rust tests alone: no network, no llama.cpp"
-	@echo "make lint   format and lints of Rust, Python and C, and the documentation of the code"
+	@echo "make lint   format and lints of Rust, Python, C and workflows, and the documentation of the code"
 	@echo "make msrv   builds everything with the oldest Rust that Cargo.toml promises"
 	@echo "make deny   licences, sources and security advisories of the dependencies, by cargo-deny"
 	@echo "make names  type names, file names and documentation that mean several things"
@@ -52,6 +53,8 @@ help:
 	@echo "            target/dist; minutes"
 	@echo "make dist-check  two builds in two folders give the same files, which work in Debian's llama.cpp"
 	@echo "make packages-check  the commands of docs/guide/installing.md in empty folders and in an empty Debian (as root)"
+	@echo "make notes TAG=v1.2.3  what CHANGELOG.md says of a version, for its release"
+	@echo "make newest  the plugin in the newest node-llama-cpp, llama-cpp-py-sync and Debian sid of the registries"
 	@echo "make results  docs/results/tables: the tables that papers print, with this project's numbers; hours. TABLE=name: one of"
 	@echo "            packets speed batch quantizers scaling_awq groups rockchip answers"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
@@ -175,6 +178,12 @@ dist:
 
 dist-check:
 	@$(PYTHON) scripts/test.py build release
+
+notes:
+	@$(PYTHON) scripts/dist.py notes $(TAG)
+
+newest:
+	@$(PYTHON) scripts/newest.py
 
 packages-check:
 	@$(PYTHON) scripts/test.py build packages

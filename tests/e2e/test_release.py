@@ -59,6 +59,15 @@ class Pack(Case):
             dist.check_paths(file)
 
 
+class Notes(Case):
+    def test_notes_are_those_of_the_version_of_the_tag(self):
+        notes = dist.notes(f"v{dist.version()}")
+        self.assertGreater(len(notes.splitlines()), 20)
+        self.assertNotIn("\n## ", notes)
+        with self.assertRaisesRegex(dist.Problem, r"the tag is v9\.9\.9, the version in Cargo\.toml "):
+            dist.notes("v9.9.9")
+
+
 class Ndk(Case):
     def test_plugin_and_tool_are_linked_only_with_an_ndk(self):
         with mock.patch.dict(os.environ):
