@@ -130,6 +130,7 @@ def step_lint(tally):
             dict(tool_env(), RUSTDOCFLAGS="-D warnings"))
     for name in ("python", "c", "actions", "locks"):
         command(tally, f"lint-{name}", [sys.executable, ROOT / "scripts" / "lint.py", name])
+    command(tally, "lint-sentences", [sys.executable, ROOT / "scripts" / "sentences.py"])
 
 
 def step_cargo(tally):

@@ -148,9 +148,9 @@ variables! {
         /// `trace.json` gets one timeline of all devices, which [Perfetto](https://ui.perfetto.dev)
         /// shows and `ggml-npu trace summary` sums up: what was measured and what was modelled of
         /// [each operation](programs.md#where-the-time-goes). Another name, such as `trace.csv`,
-        /// gets a table of each Hexagon device's commands as `trace.HEX0.csv`: node, operation,
-        /// shape, modelled packets, bytes, tile products and time, and the measured time by the
-        /// DSP's clock and the host's. *Modelled* values come from counted packets and assumed
+        /// gets a table of each Hexagon device's commands as `trace.HEX0.csv`. Its columns are node,
+        /// operation, shape, modelled packets, bytes, tile products and time, and the times that the
+        /// DSP and the host measured. *Modelled* values come from counted packets and assumed
         /// rates (`HexRates` in the chip table). On Hexagon each command is submitted alone, which
         /// is slow. `graphs.commands` gets each graph of a simulated Hexagon device, which records
         /// its commands and computes nothing: `make models` counts them.
