@@ -12,6 +12,7 @@
 //! | [`rotation`] | signs and Hadamard blocks along K, a function of K alone | `quant` |
 //! | [`int4`] | INT4 operands: nibbles, results of K segments with scales of their own | `calibrate`, `layout`, `pack`, `quant`, `rotation` |
 //! | [`scalar`], `neon` | the loops of `quant`, `pack` and `int4`: portable ones, and the same bits on aarch64's vector unit | types of these three |
+//! | [`stream`] | command streams for an RK3588: registers, tasks, the envelope of what runs on boards | `ffi` (type names), `layout` |
 //! | [`node`] | locks on the NPU's node, by which processes share the NPU | - |
 //! | [`sim`] | the stand-in for librknnrt: same C ABI, same rules, computes on the CPU | `ffi`, `layout`, `node`, crate `sim-common` |
 
@@ -30,6 +31,7 @@ pub mod rotation;
 mod round;
 pub mod scalar;
 pub mod sim;
+pub mod stream;
 
 #[cfg(target_arch = "aarch64")]
 use neon as kernel;
