@@ -18,7 +18,15 @@ const NODE: &[u8] = b"/dev/dri/card0";
 // SOURCE: Documentation/admin-guide/devices.txt of Linux, 226 char.
 const DRM_MAJOR: u32 = 226;
 
-static KERNEL: LazyLock<Kernel> = LazyLock::new(Kernel::default);
+/// librknnrt has its own ideas of what boards compute, and syncs as it likes: only programs that set `RKNN_LOOP_STRICT`
+/// are held to the rules of [`Kernel::strict`].
+static KERNEL: LazyLock<Kernel> = LazyLock::new(|| {
+    if std::env::var_os("RKNN_LOOP_STRICT").is_some() {
+        Kernel::strict()
+    } else {
+        Kernel::default()
+    }
+});
 
 /// Descriptors of the node.
 static OPEN: RwLock<Vec<c_int>> = RwLock::new(Vec::new());

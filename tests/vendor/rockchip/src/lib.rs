@@ -21,3 +21,5 @@ pub mod bridge;
 mod device;
 pub mod interpose;
 mod kernel;
+#[cfg(test)]
+mod operands;

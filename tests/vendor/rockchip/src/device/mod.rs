@@ -9,13 +9,18 @@
 //! memory --features, weights--> CNA --> CORE (multiply, add) --> DPU --results--> memory
 //! ```
 //!
+//! It computes what registers say; boards compute less. A caller may have it refuse what no board is known to compute
+//! ([`proven`]).
+//!
 //! Three things end the job with the register's name: a register that is not in
 //! [`register::KNOWN`], a value that stands for anything but such a product, and a register that
 //! has an influence but that no word wrote.
 //!
 //! SOURCE: src/gallium/drivers/rocket/{registers.xml,rkt_regcmd.c,rkt_task.c} of Mesa 25.3 (MIT).
 
+mod arithmetic;
 mod product;
+mod proven;
 mod register;
 
 use self::product::Product;
@@ -67,6 +72,8 @@ pub enum Error {
     Unwritten { name: &'static str },
     #[error("{0}")]
     Shape(String),
+    #[error("outside of the proven envelope: {0}")]
+    Unproven(String),
     #[error("a stream names {stream:x?} as the next one, the list of tasks has {listed:x?}")]
     Chain { stream: Program, listed: Program },
     #[error("the streams end after {done} of {tasks} tasks")]
@@ -82,11 +89,25 @@ pub struct Program {
     pub words: u32,
 }
 
+/// Which products a device computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Computes {
+    /// Those that registers can ask for.
+    #[default]
+    All,
+    /// Those of kinds that boards are known to compute.
+    Proven,
+}
+
 /// Runs one stream to the end; returns the stream that it names as the next one.
 ///
 /// # Errors
-/// A value that the device does not know, or memory that does not exist.
-pub fn run(memory: &impl Memory, program: Program) -> Result<Option<Program>, Error> {
+/// A value that the device does not know, memory that does not exist, or a product that it does not compute.
+pub fn run(
+    memory: &impl Memory,
+    program: Program,
+    computes: Computes,
+) -> Result<Option<Program>, Error> {
     let words = program.words.saturating_add(TAIL_WORDS) as usize;
     let mut bytes = vec![0; words * 8];
     memory.read(program.address, &mut bytes)?;
@@ -94,7 +115,11 @@ pub fn run(memory: &impl Memory, program: Program) -> Result<Option<Program>, Er
     for word in bytes.as_chunks::<8>().0 {
         registers.write(u64::from_le_bytes(*word))?;
     }
-    Product::new(&registers)?.run(memory)?;
+    let product = Product::new(&registers)?;
+    if computes == Computes::Proven {
+        proven::check(&registers, &product)?;
+    }
+    product.run(memory)?;
     Ok(registers.next())
 }
 

@@ -5,9 +5,7 @@
 //! atoms of 16 bytes: a position has one atom in each surface of features, and one in each surface
 //! of results.
 
-use bytemuck::cast_slice;
-use half::f16;
-
+use super::arithmetic::{Arithmetic, GROUP_LINE_OFF, LINE};
 use super::register::Registers;
 use super::{Error, Memory};
 
@@ -15,58 +13,14 @@ use super::{Error, Memory};
 // SOURCE: FEATURE_ATOMIC_SIZE, rkt_task.c.
 const ATOM: usize = 16;
 
-/// Channels of one weight line, in each arithmetic.
-// SOURCE: native layout of B, comment of rknn_matmul_set_io_mem in rknn_matmul_api.h 1.5.0.
-const LINE: usize = 32;
-
-/// Bytes of an element of the result, in each arithmetic.
-const RESULT: usize = 4;
-
-/// Codes of IN_PRECISION, PROC_PRECISION and OUT_PRECISION.
-// SOURCE: precision fields of CNA_CONV_CON1 and DPU_DATA_FORMAT as public notes on the RK3588 list
-// them (int8 0, fp16 2, int32 4, fp32 5); librknnrt 1.5.2 gives right products with them.
-mod precision {
-    pub const INT8: u32 = 0;
-    pub const FP16: u32 = 2;
-    pub const INT32: u32 = 4;
-    pub const FP32: u32 = 5;
-}
-
-/// Kinds of numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Arithmetic {
-    /// INT8 × INT8 → INT32.
-    Int8,
-    /// FP16 × FP16 → FP32.
-    Fp16,
-}
-
-impl Arithmetic {
-    fn operand_bytes(self) -> usize {
-        match self {
-            Self::Int8 => 1,
-            Self::Fp16 => 2,
-        }
-    }
-
-    /// Kernels that are computed at once.
-    // SOURCE: as for `LINE`.
-    fn group(self) -> usize {
-        match self {
-            Self::Int8 => 32,
-            Self::Fp16 => 16,
-        }
-    }
-}
-
 /// A product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Product {
-    arithmetic: Arithmetic,
-    width: usize,
-    height: usize,
-    k: usize,
-    n: usize,
+    pub(super) arithmetic: Arithmetic,
+    pub(super) width: usize,
+    pub(super) height: usize,
+    pub(super) k: usize,
+    pub(super) n: usize,
     features: u64,
     weights: u64,
     results: u64,
@@ -106,11 +60,11 @@ impl Product {
     /// Decodes the product from the registers.
     ///
     /// # Errors
-    /// `Unwritten`, `Value` or `Shape` for what is not a product of the two arithmetics.
+    /// `Unwritten`, `Value` or `Shape` for what is not a product.
     pub fn new(registers: &Registers) -> Result<Self, Error> {
         registers.check()?;
         let get = |name| registers.get(name);
-        let arithmetic = arithmetic(registers)?;
+        let arithmetic = Arithmetic::new(registers)?;
         let group = arithmetic.group();
 
         let cube = get("CNA_DATA_SIZE0")?;
@@ -141,7 +95,7 @@ impl Product {
             size(get("CNA_DATA_SIZE3")?, 0, 31),
             width * height,
         )?;
-        let kernel_bytes = k * arithmetic.operand_bytes();
+        let kernel_bytes = arithmetic.operand_bytes(k);
         agree(
             "CNA_WEIGHT_SIZE0",
             get("CNA_WEIGHT_SIZE0")? as usize,
@@ -217,13 +171,34 @@ impl Product {
             size(notch, 0, 12),
         )?;
         // A kernel group fills so many surfaces of results.
-        let surfaces = group * RESULT / ATOM;
+        let surfaces = group * arithmetic.result_bytes() / ATOM;
         let stride = get("DPU_DST_SURF_STRIDE")?;
         agree(
             "DPU_SURFACE_ADD",
             get("DPU_SURFACE_ADD")? as usize,
             stride as usize * surfaces,
         )?;
+        if registers.reads_operands() {
+            for (name, have, want) in [
+                (
+                    "RDMA_DATA_CUBE_WIDTH",
+                    size(get("RDMA_DATA_CUBE_WIDTH")?, 0, 12),
+                    width - 1,
+                ),
+                (
+                    "RDMA_DATA_CUBE_HEIGHT",
+                    size(get("RDMA_DATA_CUBE_HEIGHT")?, 0, 12),
+                    height - 1,
+                ),
+                (
+                    "RDMA_DATA_CUBE_CHANNEL",
+                    size(get("RDMA_DATA_CUBE_CHANNEL")?, 0, 12),
+                    n - 1,
+                ),
+            ] {
+                agree(name, have, want)?;
+            }
+        }
         let elements = get("DPU_BS_OW_CFG")?;
         for low in [2, 5, 8] {
             agree(
@@ -256,38 +231,26 @@ impl Product {
     /// `Address`.
     pub fn run(&self, memory: &impl Memory) -> Result<(), Error> {
         let group = self.arithmetic.group();
-        let rows = self.read_features(memory)?;
-        let mut weights = vec![0; group * self.k * self.arithmetic.operand_bytes()];
-        let mut results = vec![[0; RESULT]; self.positions() * group];
-        let halves = match self.arithmetic {
-            Arithmetic::Int8 => Vec::new(),
-            Arithmetic::Fp16 => to_f32(&rows),
-        };
+        let rows = self.arithmetic.widen(&self.read_features(memory)?);
+        let mut weights = vec![0; group * self.arithmetic.operand_bytes(self.k)];
         for first in (0..self.n).step_by(group) {
             let offset = weights.len() * (first / group);
             memory.read(self.weights + offset as u64, &mut weights)?;
-            match self.arithmetic {
-                Arithmetic::Int8 => multiply_i8(
-                    cast_slice(&rows),
-                    cast_slice(&weights),
-                    self.k,
-                    &mut results,
-                ),
-                Arithmetic::Fp16 => multiply_f16(&halves, &to_f32(&weights), self.k, &mut results),
-            }
+            let weights = self.arithmetic.widen(&weights);
+            let results = self.arithmetic.multiply(&rows, &weights, self.k);
             self.write_results(memory, first, &results)?;
         }
         Ok(())
     }
 
     /// Returns M.
-    fn positions(&self) -> usize {
+    pub(super) fn positions(&self) -> usize {
         self.width * self.height
     }
 
     /// Returns the features, position by position.
     fn read_features(&self, memory: &impl Memory) -> Result<Vec<u8>, Error> {
-        let row_bytes = self.k * self.arithmetic.operand_bytes();
+        let row_bytes = self.arithmetic.operand_bytes(self.k);
         let mut rows = vec![0; self.positions() * row_bytes];
         for surface in 0..row_bytes / ATOM {
             for (line, bytes) in self.lines(self.features, self.feature_strides, surface) {
@@ -306,18 +269,16 @@ impl Product {
         &self,
         memory: &impl Memory,
         first: usize,
-        results: &[[u8; RESULT]],
+        results: &[u8],
     ) -> Result<(), Error> {
-        const CHANNELS: usize = ATOM / RESULT;
-        let group = self.arithmetic.group();
-        for part in (0..group).step_by(CHANNELS) {
-            for (line, bytes) in
-                self.lines(self.results, self.result_strides, (first + part) / CHANNELS)
-            {
+        let bytes = self.arithmetic.result_bytes();
+        let of_position = self.arithmetic.group() * bytes;
+        for part in (0..of_position).step_by(ATOM) {
+            let surface = (first * bytes + part) / ATOM;
+            for (line, bytes) in self.lines(self.results, self.result_strides, surface) {
                 let positions = line.first..line.first + bytes / ATOM;
                 let atoms: Vec<u8> = positions
-                    .flat_map(|position| &results[position * group + part..][..CHANNELS])
-                    .flatten()
+                    .flat_map(|position| &results[position * of_position + part..][..ATOM])
                     .copied()
                     .collect();
                 memory.write(line.address, &atoms)?;
@@ -358,51 +319,6 @@ struct Line {
     first: usize,
 }
 
-/// Returns the kinds of numbers that the units are set to.
-fn arithmetic(registers: &Registers) -> Result<Arithmetic, Error> {
-    let con1 = registers.get("CNA_CONV_CON1")?;
-    let wrong = |name, value, expected| {
-        Err(Error::Value {
-            name,
-            value,
-            expected,
-        })
-    };
-    let (arithmetic, code, out) = match bits(con1, 4, 6) {
-        precision::INT8 => (Arithmetic::Int8, precision::INT8, precision::INT32),
-        precision::FP16 => (Arithmetic::Fp16, precision::FP16, precision::FP32),
-        _ => return wrong("CNA_CONV_CON1", con1, "INT8 or FP16"),
-    };
-    if con1 & !GROUP_LINE_OFF != code << 7 | code << 4 {
-        return wrong(
-            "CNA_CONV_CON1",
-            con1,
-            "a direct convolution in one precision",
-        );
-    }
-    let misc = registers.get("CORE_MISC_CFG")?;
-    // QD_EN, bit 0, adds up the features for asymmetric weights, which DPU_BS_OW_OP = 0 has not.
-    if misc & !1 != code << 8 {
-        return wrong(
-            "CORE_MISC_CFG",
-            misc,
-            "the precision of CNA_CONV_CON1, and no depthwise convolution",
-        );
-    }
-    let format = registers.get("DPU_DATA_FORMAT")?;
-    if format != out << 29 | code << 26 | code {
-        return wrong(
-            "DPU_DATA_FORMAT",
-            format,
-            "32-bit results of the precision of CNA_CONV_CON1",
-        );
-    }
-    Ok(arithmetic)
-}
-
-/// GROUP_LINE_OFF of CNA_CONV_CON1.
-const GROUP_LINE_OFF: u32 = 1 << 29;
-
 /// Atoms from line to line and from surface to surface of the features.
 ///
 /// The reader fetches groups of four packed lines, or with GROUP_LINE_OFF single lines. SURF_STRIDE
@@ -416,67 +332,12 @@ fn feature_strides(registers: &Registers, width: usize) -> Result<[i64; 2], Erro
     if registers.get("CNA_CONV_CON1")? & GROUP_LINE_OFF != 0 {
         return Ok([line, width + from_end]);
     }
-    if line != 4 * width {
+    // A single line has no next one.
+    let height = bits(registers.get("CNA_DATA_SIZE0")?, 0, 10);
+    if height > 1 && line != 4 * width {
         return Err(Error::Shape(format!(
             "CNA_DMA_CON1 is {line} for groups of four lines of {width} positions"
         )));
     }
     Ok([width, 4 * width + from_end])
-}
-
-/// Returns the product of two lines.
-fn dot_i8(a: &[i8; LINE], b: &[i8; LINE]) -> i32 {
-    a.iter()
-        .zip(b)
-        .map(|(a, b)| i32::from(*a) * i32::from(*b))
-        .sum()
-}
-
-/// Multiplies the rows with the kernels of one group: `weights` are lines, kernel by kernel, for
-/// each [`LINE`] channels.
-fn multiply_i8(rows: &[i8], weights: &[i8], k: usize, results: &mut [[u8; RESULT]]) {
-    let weights = weights.as_chunks::<LINE>().0;
-    let group = weights.len() * LINE / k;
-    for (row, results) in rows.chunks_exact(k).zip(results.chunks_exact_mut(group)) {
-        let lines = row.as_chunks::<LINE>().0;
-        for (n, result) in results.iter_mut().enumerate() {
-            let kernel = weights.iter().skip(n).step_by(group);
-            let sum: i32 = lines.iter().zip(kernel).map(|(a, b)| dot_i8(a, b)).sum();
-            *result = sum.to_le_bytes();
-        }
-    }
-}
-
-/// As [`multiply_i8`]: the products of a line are summed exactly and rounded to FP32 once, lines
-/// are added in FP32.
-// SOURCE: chips/rk3588.md of gregordinary's rocket-userspace, which measured it; the order is not
-// documented.
-fn multiply_f16(rows: &[f32], weights: &[f32], k: usize, results: &mut [[u8; RESULT]]) {
-    let weights = weights.as_chunks::<LINE>().0;
-    let group = weights.len() * LINE / k;
-    for (row, results) in rows.chunks_exact(k).zip(results.chunks_exact_mut(group)) {
-        let lines = row.as_chunks::<LINE>().0;
-        for (n, result) in results.iter_mut().enumerate() {
-            let kernel = weights.iter().skip(n).step_by(group);
-            let sum = lines.iter().zip(kernel).fold(0.0, |sum: f32, (a, b)| {
-                let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
-                sum + to_single(products.sum())
-            });
-            *result = sum.to_le_bytes();
-        }
-    }
-}
-
-/// Rounds to FP32.
-#[expect(clippy::cast_possible_truncation, reason = "rounding is the purpose")]
-fn to_single(value: f64) -> f32 {
-    value as f32
-}
-
-fn to_f32(halves: &[u8]) -> Vec<f32> {
-    let halves = halves.as_chunks::<2>().0;
-    halves
-        .iter()
-        .map(|bytes| f16::from_le_bytes(*bytes).to_f32())
-        .collect()
 }

@@ -23,6 +23,9 @@ pub enum Target {
 /// Starts the units, with a bit for each.
 // SOURCE: rkt_regcmd.c, the last words of a stream.
 const ENABLE: u16 = 0x0081;
+/// OPERATION_ENABLE of the PC, the CNA (with the CORE) and the DPU; with that of the DPU's reader.
+const WITHOUT_READER: u32 = 0xd;
+const WITH_READER: u32 = 0x1d;
 /// Orders the words around it.
 const SYNC: u16 = 0x0041;
 
@@ -153,7 +156,7 @@ registers! {
     Dpu 0x4078 DPU_EW_CVT_SCALE_VALUE = Off;
     Dpu 0x407c DPU_EW_RELUX_CMP_VALUE = Off;
     Dpu 0x4080 DPU_OUT_CVT_OFFSET = Bits(!0, 0, "results without an offset");
-    Dpu 0x4084 DPU_OUT_CVT_SCALE = Bits(!0, 1, "results times 1");
+    Dpu 0x4084 DPU_OUT_CVT_SCALE = Read;
     Dpu 0x4088 DPU_OUT_CVT_SHIFT = Bits(!0, 0, "results that are not shifted");
     Dpu 0x4090 DPU_EW_OP_VALUE_0 = Off;
     Dpu 0x4094 DPU_EW_OP_VALUE_1 = Off;
@@ -179,8 +182,25 @@ registers! {
     Dpu 0x4128 DPU_LUT_LO_SLOPE_SCALE = Off;
     Dpu 0x412c DPU_LUT_LO_SLOPE_SHIFT = Off;
 
-    // The unit is not started (see `Registers::write`); only its ping-pong may be set.
+    // All readers of further operands are off. Only their ping-pong counts if the unit is not started.
     DpuRdma 0x5004 RDMA_S_POINTER = Timing;
+    DpuRdma 0x500c RDMA_DATA_CUBE_WIDTH = Read;
+    DpuRdma 0x5010 RDMA_DATA_CUBE_HEIGHT = Read;
+    DpuRdma 0x5014 RDMA_DATA_CUBE_CHANNEL = Read;
+    DpuRdma 0x5018 RDMA_SRC_BASE_ADDR = Off;
+    DpuRdma 0x501c RDMA_BRDMA_CFG = Bits(!0, 0, "no operands of bias");
+    DpuRdma 0x5020 RDMA_BS_BASE_ADDR = Off;
+    DpuRdma 0x5028 RDMA_NRDMA_CFG = Bits(!0, 0, "no operands of normalization");
+    DpuRdma 0x502c RDMA_BN_BASE_ADDR = Off;
+    DpuRdma 0x5034 RDMA_ERDMA_CFG = Bits(1, 1, "no operands of elements");
+    DpuRdma 0x5038 RDMA_EW_BASE_ADDR = Off;
+    DpuRdma 0x5040 RDMA_EW_SURF_STRIDE = Off;
+    DpuRdma 0x5044 RDMA_FEATURE_MODE_CFG = Bits(0x17, 0x10, "a reader that is disabled, else the job never ends");
+    DpuRdma 0x5048 RDMA_SRC_DMA_CFG = Off;
+    DpuRdma 0x504c RDMA_SURF_NOTCH = Off;
+    DpuRdma 0x5064 RDMA_PAD_CFG = Off;
+    DpuRdma 0x5068 RDMA_WEIGHT = Timing;
+    DpuRdma 0x506c RDMA_EW_SURF_NOTCH = Off;
 }
 
 /// Returns the register at an offset.
@@ -194,7 +214,8 @@ fn known(target: Target, offset: u16) -> Option<&'static Register> {
 #[derive(Clone, Debug, Default)]
 pub struct Registers {
     values: BTreeMap<&'static str, u32>,
-    started: bool,
+    /// The value of the PC's OPERATION_ENABLE.
+    started: Option<u32>,
 }
 
 impl Registers {
@@ -211,10 +232,8 @@ impl Registers {
         let target = match u16::from_le_bytes([t0, t1]) {
             0 if word == 0 => return Ok(()),
             SYNC if offset == 0 && value == 0 => return Ok(()),
-            // OPERATION_ENABLE of the PC, the CNA (with the CORE) and the DPU, not of the DPU's
-            // reader.
-            ENABLE if offset == 8 && value == 0xd => {
-                self.started = true;
+            ENABLE if offset == 8 && matches!(value, WITHOUT_READER | WITH_READER) => {
+                self.started = Some(value);
                 return Ok(());
             }
             0x0101 => Target::Pc,
@@ -258,19 +277,23 @@ impl Registers {
     /// # Errors
     /// `Unwritten`.
     pub fn check(&self) -> Result<(), Error> {
-        let required = KNOWN
-            .iter()
-            .filter(|register| matches!(register.rule, Bits(..)));
+        if self.started.is_none() {
+            return Err(Error::Unwritten {
+                name: "PC_OPERATION_ENABLE",
+            });
+        }
+        let required = KNOWN.iter().filter(|register| {
+            let is_started = register.target != Target::DpuRdma || self.reads_operands();
+            is_started && matches!(register.rule, Bits(..))
+        });
         required
             .into_iter()
-            .try_for_each(|register| self.get(register.name).map(drop))?;
-        if self.started {
-            Ok(())
-        } else {
-            Err(Error::Unwritten {
-                name: "PC_OPERATION_ENABLE",
-            })
-        }
+            .try_for_each(|register| self.get(register.name).map(drop))
+    }
+
+    /// Returns `true` if the stream starts the DPU's reader.
+    pub fn reads_operands(&self) -> bool {
+        self.started == Some(WITH_READER)
     }
 
     /// Returns the stream that this one names as the next.

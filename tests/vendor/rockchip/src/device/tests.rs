@@ -5,7 +5,14 @@ use std::cell::RefCell;
 
 use half::f16;
 
-use super::{Error, Memory, Program, run};
+use super::{Computes, Error, Memory, Program};
+
+mod streams;
+
+/// Runs what registers can ask for.
+fn run(memory: &impl Memory, program: Program) -> Result<Option<Program>, Error> {
+    super::run(memory, program, Computes::All)
+}
 
 /// Memory from address 0 on.
 struct Flat(RefCell<Vec<u8>>);
@@ -299,6 +306,72 @@ fn lines_apart_give_the_same_as_packed_ones() {
         assert_eq!(have[right..right + 64], want[right..right + 64]);
         assert_eq!(have[right - 64..right], [0; 64]);
     }
+}
+
+#[test]
+fn one_row_with_a_stride_that_was_cut_at_0_is_wrong() {
+    // A program that does so gets every result wrong on boards, in each arithmetic (gregordinary's notes: "M == 1").
+    let case = Case {
+        half: false,
+        width: 1,
+        height: 1,
+        k: 96,
+        n: 64,
+    };
+    let mut registers = case.registers();
+    let stride = registers.iter_mut().find(|word| word.1 == 0x1080).unwrap();
+    assert_eq!(stride.2, 0xfff_fffd, "1 - 4 atoms");
+    stride.2 = 0;
+    let (memory, program) = case.memory(&registers);
+    assert_eq!(run(&memory, program), Ok(None));
+    let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.check(&memory)));
+    assert!(wrong.is_err());
+}
+
+#[test]
+fn a_reader_that_may_never_end_is_refused() {
+    let case = Case {
+        half: false,
+        width: 4,
+        height: 1,
+        k: 32,
+        n: 32,
+    };
+    let reader = [
+        (0x500c, 3),
+        (0x5010, 0),
+        (0x5014, 31),
+        (0x501c, 0),
+        (0x5028, 0),
+        (0x5034, 1),
+        (0x5044, 0x7810),
+    ];
+    let run_with = |reader: &[(u16, u32)]| {
+        let mut registers = case.registers();
+        registers.extend(
+            reader
+                .iter()
+                .map(|(offset, value)| (0x2001, *offset, *value)),
+        );
+        let (memory, program) = case.memory(&registers);
+        let start = (program.words as usize + 3) * 8;
+        let word = 0x0081_0000_001d_0008u64.to_le_bytes();
+        memory.0.borrow_mut()[start..start + 8].copy_from_slice(&word);
+        run(&memory, program)
+    };
+    assert_eq!(run_with(&reader), Ok(None));
+    for left_out in [0, 5, 6] {
+        let rest = reader.iter().copied().enumerate();
+        let rest: Vec<_> = rest
+            .filter(|(i, _)| *i != left_out)
+            .map(|it| it.1)
+            .collect();
+        assert!(matches!(run_with(&rest), Err(Error::Unwritten { .. })));
+    }
+    let mut enabled = reader;
+    enabled[6].1 = 0x7800;
+    let text = run_with(&enabled).unwrap_err().to_string();
+    assert!(text.starts_with("RDMA_FEATURE_MODE_CFG"), "{text}");
 }
 
 #[test]

@@ -195,6 +195,12 @@ pub struct Submit {
     pub subcore_task: [SubcoreTask; 5],
 }
 
+/// Bits of [`MemSync::flags`].
+pub mod sync {
+    pub const TO_DEVICE: u32 = 1;
+    pub const FROM_DEVICE: u32 = 2;
+}
+
 /// Values of [`Submit::flags`].
 pub mod job {
     pub const PC: u32 = 1;
@@ -207,6 +213,10 @@ pub const TASK_BYTES: u64 = 40;
 /// The fields of an `rknpu_task` that the driver reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
+    /// Units that are started.
+    pub enable_mask: u32,
+    /// Interrupts that end the job.
+    pub int_mask: u32,
     /// Words of the stream, without the four at its end.
     pub regcfg_amount: u32,
     /// The stream's device address.
@@ -219,6 +229,8 @@ impl Task {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         Self {
+            enable_mask: word(8),
+            int_mask: word(12),
             regcfg_amount: word(24),
             regcmd_addr: u64::from(word(32)) | u64::from(word(36)) << 32,
         }
@@ -251,6 +263,8 @@ mod tests {
         assert_eq!(
             Task::new(&bytes),
             Task {
+                enable_mask: 0,
+                int_mask: 0,
                 regcfg_amount: 104,
                 regcmd_addr: 0x20_1000
             }

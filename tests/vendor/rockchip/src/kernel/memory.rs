@@ -1,4 +1,8 @@
 //! Memory objects, and the 32-bit address space in which the device sees them.
+//!
+//! With caches, the device has a copy of each cacheable object, which only syncs bring up to date: what was not synced
+//! is [`POISON`] or stale. Until the whole of a new object was synced to the device, lines of its zeros lie in the
+//! CPU's cache and are written back over what the device writes.
 #![expect(
     unsafe_code,
     reason = "shared memory, and descriptors as plain numbers"
@@ -8,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -27,6 +31,35 @@ const END_ADDRESS: u64 = 1 << 32;
 /// The top bits of an object's identity, which is a kernel address on a board.
 const IDENTITY: u64 = 0xffff_ff80 << 32;
 
+/// Bytes that the device sees where nothing was synced.
+const POISON: u8 = 0xa5;
+
+/// Caches between CPU and device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Caches {
+    #[default]
+    Coherent,
+    /// Cacheable objects are synced.
+    Apart,
+}
+
+/// Properties of an object.
+pub mod flag {
+    pub const CACHEABLE: u32 = 1 << 1;
+    /// The kernel reads it, too.
+    pub const KERNEL_MAPPING: u32 = 1 << 3;
+    /// Device addresses are not aligned to the object's size.
+    pub const LIMIT_IOVA_ALIGNMENT: u32 = 1 << 10;
+}
+
+/// The device's copy of an object.
+#[derive(Debug)]
+struct Copied {
+    bytes: Vec<u8>,
+    /// The whole object was synced to the device.
+    is_clean: bool,
+}
+
 /// Memory that the CPU maps and the device reads and writes.
 #[derive(Debug)]
 pub struct Object {
@@ -34,10 +67,12 @@ pub struct Object {
     inode: u64,
     map: MmapRaw,
     address: u64,
+    flags: u32,
+    copied: Option<RwLock<Copied>>,
 }
 
 impl Object {
-    fn new(bytes: u64, address: u64) -> Result<Self, Errno> {
+    fn new(bytes: u64, address: u64, flags: u32, caches: Caches) -> Result<Self, Errno> {
         let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::ENOMEM);
         // SAFETY: the name ends with a zero.
         let descriptor = unsafe { libc::memfd_create(c"rknpu".as_ptr(), libc::MFD_CLOEXEC) };
@@ -49,11 +84,21 @@ impl Object {
         file.set_len(bytes).map_err(errno)?;
         let inode = file.metadata().map_err(errno)?.ino();
         let map = MmapOptions::new().map_raw(&file).map_err(errno)?;
+        let copied = (caches == Caches::Apart && flags & flag::CACHEABLE != 0).then(|| {
+            RwLock::new(Copied {
+                bytes: vec![POISON; map.len()],
+                // Without the flag the object is mapped by a function that cleans the caches.
+                // SOURCE: rknpu_iommu.c of Rockchip's kernel, driver 0.9.8.
+                is_clean: flags & flag::LIMIT_IOVA_ALIGNMENT == 0,
+            })
+        });
         Ok(Self {
             file,
             inode,
             map,
             address,
+            flags,
+            copied,
         })
     }
 
@@ -69,6 +114,60 @@ impl Object {
 
     pub fn bytes(&self) -> u64 {
         self.map.len() as u64
+    }
+
+    /// Returns the flags that it was created with.
+    pub fn flags(&self) -> u32 {
+        self.flags
+    }
+
+    /// Syncs a range to the device, from it, or both.
+    pub fn sync(&self, offset: u64, bytes: u64, to: bool, from: bool) -> Result<(), Error> {
+        let Some(copied) = &self.copied else {
+            return Ok(());
+        };
+        let mut copied = copied.write().unwrap_or_else(PoisonError::into_inner);
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        self.at(offset, length)?;
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        if to {
+            self.read(offset, &mut copied.bytes[start..start + length])?;
+            copied.is_clean |= bytes == self.bytes();
+        }
+        if from {
+            self.write(offset, &copied.bytes[start..start + length])?;
+        }
+        Ok(())
+    }
+
+    /// Reads as the device does.
+    fn device_read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        let Some(copied) = &self.copied else {
+            return self.read(offset, bytes);
+        };
+        self.at(offset, bytes.len())?;
+        let copied = copied.read().unwrap_or_else(PoisonError::into_inner);
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        bytes.copy_from_slice(&copied.bytes[start..start + bytes.len()]);
+        Ok(())
+    }
+
+    /// Writes as the device does.
+    fn device_write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let Some(copied) = &self.copied else {
+            return self.write(offset, bytes);
+        };
+        self.at(offset, bytes.len())?;
+        let mut copied = copied.write().unwrap_or_else(PoisonError::into_inner);
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let is_clean = copied.is_clean;
+        let place = &mut copied.bytes[start..start + bytes.len()];
+        if is_clean {
+            place.copy_from_slice(bytes);
+        } else {
+            place.fill(POISON);
+        }
+        Ok(())
     }
 
     /// Returns a new descriptor of the memory, for the caller to close.
@@ -91,6 +190,7 @@ impl Object {
         Ok(self.map.as_mut_ptr().wrapping_add(offset))
     }
 
+    /// Reads as the CPU does.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         let start = self.at(offset, bytes.len())?;
         // SAFETY: the range is inside of the mapping (`at`), which `self` keeps, and apart from the
@@ -113,7 +213,7 @@ pub struct Addresses(BTreeMap<u64, Weak<Object>>);
 
 impl Addresses {
     /// Makes an object at the first free range.
-    pub fn create(&mut self, bytes: u64) -> Result<Arc<Object>, Errno> {
+    pub fn create(&mut self, bytes: u64, flags: u32, caches: Caches) -> Result<Arc<Object>, Errno> {
         self.0.retain(|_, object| object.strong_count() > 0);
         let bytes = bytes
             .max(1)
@@ -132,7 +232,7 @@ impl Addresses {
         {
             return Err(libc::ENOMEM);
         }
-        let object = Arc::new(Object::new(bytes, address)?);
+        let object = Arc::new(Object::new(bytes, address, flags, caches)?);
         self.0.insert(address, Arc::downgrade(&object));
         Ok(object)
     }
@@ -173,12 +273,12 @@ impl Addresses {
 impl Memory for Addresses {
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Error> {
         let (object, offset) = self.find(address, bytes.len())?;
-        object.read(offset, bytes)
+        object.device_read(offset, bytes)
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         let (object, offset) = self.find(address, bytes.len())?;
-        object.write(offset, bytes)
+        object.device_write(offset, bytes)
     }
 }
 
@@ -188,21 +288,25 @@ mod tests {
 
     use super::*;
 
+    fn create(addresses: &mut Addresses, bytes: u64) -> Result<Arc<Object>, Errno> {
+        addresses.create(bytes, 0, Caches::Coherent)
+    }
+
     #[test]
     fn freed_addresses_are_used_again() {
         let mut addresses = Addresses::default();
-        let first = addresses.create(5000).unwrap();
-        let second = addresses.create(1).unwrap();
+        let first = create(&mut addresses, 5000).unwrap();
+        let second = create(&mut addresses, 1).unwrap();
         assert_eq!(second.address() - first.address(), 8192);
         let freed = first.address();
         drop(first);
-        assert_eq!(addresses.create(8192).unwrap().address(), freed);
+        assert_eq!(create(&mut addresses, 8192).unwrap().address(), freed);
     }
 
     #[test]
     fn an_access_over_the_end_of_an_object_is_refused() {
         let mut addresses = Addresses::default();
-        let object = addresses.create(4096).unwrap();
+        let object = create(&mut addresses, 4096).unwrap();
         let last = object.address() + 4094;
         addresses.write(last, &[1, 2]).unwrap();
         let mut bytes = [0; 2];
@@ -216,13 +320,43 @@ mod tests {
     #[test]
     fn more_than_four_gigabytes_are_refused() {
         let mut addresses = Addresses::default();
-        assert_eq!(addresses.create(1 << 32).unwrap_err(), libc::ENOMEM);
+        assert_eq!(create(&mut addresses, 1 << 32).unwrap_err(), libc::ENOMEM);
+    }
+
+    #[test]
+    fn caches_that_are_apart_need_syncs() {
+        let mut addresses = Addresses::default();
+        let flags = flag::CACHEABLE | flag::LIMIT_IOVA_ALIGNMENT;
+        let object = addresses.create(4096, flags, Caches::Apart).unwrap();
+        let read = || {
+            let (mut cpu, mut device) = ([0], [0]);
+            object.read(100, &mut cpu).unwrap();
+            object.device_read(100, &mut device).unwrap();
+            (cpu[0], device[0])
+        };
+        object.write(100, &[1]).unwrap();
+        assert_eq!(read(), (1, POISON));
+        // A part of a new object is not all of it: its other lines are still in the CPU's cache.
+        object.sync(0, 128, true, false).unwrap();
+        object.device_write(100, &[2]).unwrap();
+        assert_eq!(read(), (1, POISON));
+        object.sync(0, 4096, true, false).unwrap();
+        assert_eq!(read(), (1, 1));
+        object.device_write(100, &[2]).unwrap();
+        assert_eq!(read(), (1, 2));
+        object.sync(100, 1, false, true).unwrap();
+        assert_eq!(read(), (2, 2));
+        // Beyond its end.
+        assert!(object.sync(4096, 1, true, false).is_err());
     }
 
     #[test]
     fn a_descriptor_finds_its_object() {
         let mut addresses = Addresses::default();
-        let objects = [addresses.create(1).unwrap(), addresses.create(1).unwrap()];
+        let objects = [
+            create(&mut addresses, 1).unwrap(),
+            create(&mut addresses, 1).unwrap(),
+        ];
         for object in &objects {
             let descriptor = object.descriptor().unwrap();
             let found = addresses.by_descriptor(descriptor).unwrap();

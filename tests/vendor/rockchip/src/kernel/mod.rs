@@ -1,9 +1,10 @@
 //! The kernel driver: answers ioctls, owns memory objects, and hands submitted jobs to the device.
 //!
 //! It keeps these rules of the real one: device addresses have 32 bits, a job names its tasks
-//! through a memory object, and a core runs one job at a time. It does not keep: caches (memory is
-//! coherent, a sync does nothing), I/O address spaces beyond the first, timeouts, and objects that
-//! outlive their handle because a descriptor is open.
+//! through a memory object, and a core runs one job at a time. It does not keep: I/O address spaces
+//! beyond the first, timeouts, and objects that outlive their handle because a descriptor is open.
+//!
+//! [`Kernel::strict`] also has caches, and a device that computes only what boards are known to compute.
 
 mod ioctl;
 mod memory;
@@ -15,11 +16,11 @@ use bytemuck::{Pod, bytes_of, pod_read_unaligned};
 
 use self::ioctl::{
     Action, GemClose, GemFlink, MemCreate, MemDestroy, MemMap, MemSync, Prime, Submit, Task,
-    Unique, Version, action, drm, job, rknpu,
+    Unique, Version, action, drm, job, rknpu, sync,
 };
 pub use self::ioctl::{DMA_BUF_TYPE, DRM_TYPE, Request};
-use self::memory::{Addresses, Object};
-use crate::device::{self, Program};
+use self::memory::{Addresses, Caches, Object, flag};
+use crate::device::{self, Computes, Program};
 
 /// Number of an error, as in errno.h.
 pub type Errno = i32;
@@ -46,6 +47,8 @@ const MAP_OFFSET_BITS: u32 = 32;
 /// The driver and the memory that it owns.
 #[derive(Debug, Default)]
 pub struct Kernel {
+    computes: Computes,
+    caches: Caches,
     state: Mutex<State>,
     cores: [Mutex<()>; CORES],
 }
@@ -97,6 +100,15 @@ pub enum Reply {
 pub struct Text(pub &'static str, pub u64, pub u64);
 
 impl Kernel {
+    /// As real ones: a sync that is missing shows, and what no board is known to compute is refused.
+    pub fn strict() -> Self {
+        Self {
+            computes: Computes::Proven,
+            caches: Caches::Apart,
+            ..Self::default()
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -176,6 +188,7 @@ impl Kernel {
                 {
                     return Err(libc::EINVAL);
                 }
+                self.sync(&object, &sync)?;
             }
             rknpu::SUBMIT => {
                 let mut submit: Submit = argument.get();
@@ -197,6 +210,15 @@ impl Kernel {
         self.state().object(handle)?.descriptor()
     }
 
+    fn sync(&self, object: &Object, sync: &MemSync) -> Result<(), Errno> {
+        // SOURCE: rknpu_gem_sync_ioctl of Rockchip's kernel.
+        if self.caches == Caches::Apart && object.flags() & flag::CACHEABLE == 0 {
+            return Err(libc::EINVAL);
+        }
+        let [to, from] = [sync::TO_DEVICE, sync::FROM_DEVICE].map(|bit| sync.flags & bit != 0);
+        (object.sync(sync.offset, sync.size, to, from)).map_err(|_| libc::EINVAL)
+    }
+
     fn create(&self, create: &mut MemCreate) -> Result<(), Errno> {
         if create.handle != 0 {
             // An imported object: the caller wants to know where it lies.
@@ -207,7 +229,7 @@ impl Kernel {
             return Ok(());
         }
         let mut state = self.state();
-        let object = state.addresses.create(create.size)?;
+        let object = (state.addresses).create(create.size, create.flags, self.caches)?;
         create.obj_addr = object.identity();
         create.dma_addr = object.address();
         create.sram_size = 0;
@@ -246,11 +268,17 @@ impl Kernel {
         let tasks = addresses
             .by_identity(submit.task_obj_addr)
             .ok_or(libc::EINVAL)?;
+        // SOURCE: rknpu_job.c reads tasks through a mapping that only this flag makes: without it, a null pointer.
+        if self.caches == Caches::Apart && tasks.flags() & flag::KERNEL_MAPPING == 0 {
+            eprintln!("rknn-loop: a real kernel ends here: it has no mapping of the list of tasks");
+            return Err(libc::EFAULT);
+        }
         for (core, start, number) in shares(submit)? {
             let _turn = self.cores[core]
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            run(&addresses, &tasks, start, number).or_else(|error| refuse(&error.to_string()))?;
+            run(&addresses, &tasks, start, number, self.computes)
+                .or_else(|error| refuse(&error.to_string()))?;
             submit.task_counter = number;
         }
         Ok(())
@@ -292,12 +320,17 @@ fn run(
     tasks: &Object,
     start: u64,
     number: u32,
+    computes: Computes,
 ) -> Result<(), device::Error> {
     let mut next = None;
     for index in start..start + u64::from(number) {
         let mut bytes = [0; 40];
         tasks.read(index * ioctl::TASK_BYTES, &mut bytes)?;
         let task = Task::new(&bytes);
+        if computes == Computes::Proven && (task.int_mask != 0x300 || task.enable_mask & 0xd != 0xd)
+        {
+            return Err(device::Error::Unproven(format!("{task:x?} does not end")));
+        }
         let listed = Program {
             address: task.regcmd_addr,
             words: task.regcfg_amount,
@@ -310,7 +343,7 @@ fn run(
                 listed,
             });
         }
-        next = device::run(addresses, program)?;
+        next = device::run(addresses, program, computes)?;
         if next.is_none() && index + 1 < start + u64::from(number) {
             return Err(device::Error::Stopped {
                 done: index + 1 - start,
@@ -439,6 +472,7 @@ mod tests {
             &addresses.by_identity(tasks.obj_addr).unwrap(),
             0,
             1,
+            Computes::All,
         );
         assert!(matches!(unwritten, Err(device::Error::Unwritten { .. })));
     }
