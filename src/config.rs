@@ -40,6 +40,18 @@ pub enum ActivationBits {
     Auto,
 }
 
+/// The driver of a Rockchip NPU in this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Driving {
+    /// The vendor's library.
+    #[default]
+    Vendor,
+    /// Our own command streams, over the kernel's driver.
+    Direct,
+    /// The vendor's library, or command streams if none can be loaded.
+    Auto,
+}
+
 /// When weights of a Hexagon device are packed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repack {

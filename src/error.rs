@@ -32,6 +32,12 @@ pub enum Error {
         /// The loader's own words.
         reason: String,
     },
+    /// An NPU cannot be driven without the vendor's library.
+    #[error("cannot drive the NPU without librknnrt: {reason}")]
+    Direct {
+        /// The words of what is missing.
+        reason: String,
+    },
     /// A stand-in for a vendor's library cannot start.
     #[error("cannot start the stand-in of {library}: {reason}")]
     StandIn {

@@ -13,6 +13,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
 
+pub(crate) mod attr;
 pub mod code;
 mod table;
 

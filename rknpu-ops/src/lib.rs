@@ -13,11 +13,13 @@
 //! | [`int4`] | INT4 operands: nibbles, results of K segments with scales of their own | `calibrate`, `layout`, `pack`, `quant`, `rotation` |
 //! | [`scalar`], `neon` | the loops of `quant`, `pack` and `int4`: portable ones, and the same bits on aarch64's vector unit | types of these three |
 //! | [`stream`] | command streams for an RK3588: registers, tasks, the envelope of what runs on boards | `ffi` (type names), `layout` |
+//! | [`direct`] | Rockchip's kernel driver without librknnrt: the same C ABI over `stream` | `ffi`, `stream`, crate `sim-common` (slots) |
 //! | [`node`] | locks on the NPU's node, by which processes share the NPU | - |
 //! | [`sim`] | the stand-in for librknnrt: same C ABI, same rules, computes on the CPU | `ffi`, `layout`, `node`, crate `sim-common` |
 
 pub mod attention;
 pub mod calibrate;
+pub mod direct;
 pub mod ffi;
 pub mod int4;
 pub mod layout;

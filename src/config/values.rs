@@ -10,7 +10,7 @@ use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, parse_faults};
 
-use super::{ActivationBits, Faults, Repack, SimChip};
+use super::{ActivationBits, Driving, Faults, Repack, SimChip};
 use crate::ggml_version::NewerGgml;
 use crate::hexagon::caps as hexagon;
 use crate::rockchip::caps::{self as rockchip, RkCaps};
@@ -33,6 +33,11 @@ pub(super) const CALIBRATIONS: Words<Method, 4> = [
     ("kl", Method::KlDivergence),
     ("percentile", Method::Percentile(0.99)),
     ("absmax", Method::AbsMax),
+];
+pub(super) const RKNNS: Words<Driving, 3> = [
+    ("vendor", Driving::Vendor),
+    ("direct", Driving::Direct),
+    ("auto", Driving::Auto),
 ];
 pub(super) const KEEPS: Words<bool, 2> = [("on", true), ("off", false)];
 pub(super) const REPACKS: Words<Repack, 3> = [

@@ -12,10 +12,10 @@ use super::rules::{self, Rules};
 use super::settings::{BadSettings, Settings};
 use super::values::{
     self, ACTIVATIONS, CALIBRATIONS, COHERENCES, HEX_THREADS, KEEPS, LEVELS, MEMORIES_MIB,
-    NEWER_GGMLS, PACK_VERIFIES, POWERS, REPACKS, SESSIONS, TIMEOUTS_S, chip, list, number, one_of,
-    path, quoted, span, words,
+    NEWER_GGMLS, PACK_VERIFIES, POWERS, REPACKS, RKNNS, SESSIONS, TIMEOUTS_S, chip, list, number,
+    one_of, path, quoted, span, words,
 };
-use super::{ActivationBits, Faults, Repack, SimChip};
+use super::{ActivationBits, Driving, Faults, Repack, SimChip};
 use crate::error::{Error, Result};
 use crate::ggml_version::NewerGgml;
 use crate::rockchip::caps::{Cores, RkCaps};
@@ -187,6 +187,12 @@ variables! {
         cores: Option<Cores> = None,
             |text| Cores::parse(text).map(Some).ok_or_else(|| "no list of cores".into());
         "GGML_RUST_NPU_CORES", "numbers of cores, such as `0,1`", default "all that the chip has (RK3583: 2)";
+
+        /// The NPU is driven by the vendor's library (`vendor`), or on an RK3588 by [our own command
+        /// streams](rockchip.md#without-the-vendors-library) (`direct`), which no board has run yet. `auto` takes the
+        /// library, and streams if none can be loaded.
+        rknn: Driving = Driving::Vendor, |text| one_of(&RKNNS, text);
+        "GGML_RUST_NPU_RKNN", words(&RKNNS), default "`vendor`";
 
         /// The vendor's library.
         rknn_lib: Option<PathBuf> = None, path;
@@ -391,6 +397,6 @@ This page is made from the table in `src/config/variables.rs`.
                 defaults += 1;
             }
         }
-        assert_eq!(defaults, 10);
+        assert_eq!(defaults, 11);
     }
 }

@@ -140,8 +140,11 @@ impl RkNpu {
         let _turn = library.turn()?;
         let domains = Domains::new(&rknn)?;
         let versions = domains.first_anchor().versions()?;
-        driver::check_version(&versions.0)?;
-        if driver::version(&versions.1) < caps::MIN_DRIVER_FOR_DOMAINS {
+        if !rknn.is_direct() {
+            driver::check_version(&versions.0)?;
+        }
+        // Streams are driven in one address space.
+        if rknn.is_direct() || driver::version(&versions.1) < caps::MIN_DRIVER_FOR_DOMAINS {
             domains.limit(1);
         }
         let anchor = domains.first_anchor();
@@ -195,6 +198,12 @@ impl RkNpu {
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.rknn.stand_in().is_some()
+    }
+
+    /// Returns `true` if it is driven without the vendor's library.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.rknn.is_direct()
     }
 
     /// Returns `true` if an error put the device out of use.

@@ -3,21 +3,28 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rknpu_ops::direct::node::DeviceNode;
+use rknpu_ops::layout::Soc;
 use rknpu_ops::sim;
 
 use super::RkDevice;
 use super::caps::{self, Cores, RkCaps};
 use super::device::NAME;
-use super::driver::{Rknn, lock, neighbour, process};
+use super::driver::lock::{self, Nodes};
+use super::driver::{Rknn, neighbour, process};
 use super::plan::Target;
 use crate::backend::{Absence, Discovery};
 use crate::config::rules::Choice;
 use crate::config::settings::Setting;
-use crate::config::{Config, SimChip};
+use crate::config::{Config, Driving, SimChip};
 use crate::error::{Error, Result};
 
 /// The file in which the kernel names the board.
 const DEVICE_TREE: &str = "/proc/device-tree/compatible";
+
+/// The name of the kernel's driver in DRM.
+// SOURCE: drivers/rknpu/rknpu_drv.c of Rockchip's kernel.
+const DRIVER: &str = "rknpu";
 
 /// Opens and tests the NPU that `config` asks for or that the machine has.
 #[must_use]
@@ -68,15 +75,15 @@ pub fn chip(config: &Config) -> Option<(&'static RkCaps, bool)> {
     }
 }
 
-/// Loads the library of a Rockchip NPU, or starts its stand-in.
+/// Loads the library of a Rockchip NPU, or what stands in its place: its stand-in, or our own command streams.
 ///
 /// # Errors
-/// `Library` if there is none.
+/// `Library` if there is none, `Direct` if there is nothing for command streams.
 pub fn open(caps: &'static RkCaps, simulated: bool, config: &Config) -> Result<Arc<Rknn>> {
     if simulated {
         simulate(caps, config)
     } else {
-        load(config)
+        load(caps, config)
     }
 }
 
@@ -91,11 +98,37 @@ fn simulate(caps: &RkCaps, config: &Config) -> Result<Arc<Rknn>> {
     Rknn::simulate(options)
 }
 
-fn load(config: &Config) -> Result<Arc<Rknn>> {
-    let rknn = Rknn::load(config.rknn_lib.as_deref())?;
+fn load(caps: &RkCaps, config: &Config) -> Result<Arc<Rknn>> {
+    let library = || Rknn::load(config.rknn_lib.as_deref());
+    let rknn = match config.rknn {
+        Driving::Direct => direct(caps)?,
+        // A user who names a library means it.
+        Driving::Auto if config.rknn_lib.is_none() => library().or_else(|missing| {
+            direct(caps).map_err(|error| {
+                log::info!("{error}");
+                missing
+            })
+        })?,
+        Driving::Vendor | Driving::Auto => library()?,
+    };
     process::raise_file_limit();
     neighbour::warn();
     Ok(rknn)
+}
+
+/// Drives the NPU by our own command streams.
+fn direct(caps: &RkCaps) -> Result<Arc<Rknn>> {
+    if caps.soc != Soc::Rk3588 {
+        let chip = caps.soc.name();
+        return Err(Error::Direct {
+            reason: format!("command streams are known for rk3588 only, not for {chip}"),
+        });
+    }
+    let node = DeviceNode::find(DRIVER).map_err(|error| Error::Direct {
+        reason: error.to_string(),
+    })?;
+    log::info!("{} is driven without librknnrt", node.path().display());
+    Rknn::direct(Box::new(node), Nodes::Machine)
 }
 
 /// Returns the chip with the user's wishes for it.

@@ -1,4 +1,4 @@
-//! librknnrt: contexts, memory and runs as Rust values. Every return code is checked here, and
+//! librknnrt, or what has its functions: contexts, memory and runs as Rust values. Every return code is checked here, and
 //! nowhere else.
 //!
 //! Ownership: a [`Context`] or [`Memory`] keeps the library open, a [`Memory`] keeps the context it
@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rknpu_ops::direct::{self, node::Node};
 use rknpu_ops::ffi::{self, Api, CoreMask, IoAttr, MatmulCtx, MatmulInfo, SdkVersion, TensorAttr};
 use rknpu_ops::layout::MatmulLayout;
 use rknpu_ops::sim;
@@ -44,9 +45,13 @@ enum Provider {
         libloading::Library,
     ),
     StandIn(sim::Machine),
+    Direct(
+        #[expect(dead_code, reason = "held for its Drop: its functions end with it")]
+        direct::Machine,
+    ),
 }
 
-/// The library's functions, loaded or simulated.
+/// The library's functions: loaded, simulated, or our own over the kernel's driver.
 #[derive(Debug)]
 pub struct Rknn {
     api: Api,
@@ -75,6 +80,25 @@ impl Rknn {
             patience: lock::PATIENCE,
             leftovers: Mutex::default(),
             provider: Provider::Library(library),
+        }))
+    }
+
+    /// Drives the NPU behind the node of the kernel's driver by our own command streams.
+    ///
+    /// - `nodes`: those that processes share the NPU by
+    ///
+    /// # Errors
+    /// `Direct` with what the driver lacks.
+    pub fn direct(node: Box<dyn Node>, nodes: Nodes) -> Result<Arc<Self>> {
+        let machine = direct::start(node).map_err(|error| Error::Direct {
+            reason: error.to_string(),
+        })?;
+        Ok(Arc::new(Self {
+            api: traced::traced(machine.api()),
+            turns: Turns::new(nodes),
+            patience: lock::PATIENCE,
+            leftovers: Mutex::default(),
+            provider: Provider::Direct(machine),
         }))
     }
 
@@ -122,8 +146,14 @@ impl Rknn {
     pub fn stand_in(&self) -> Option<&sim::Machine> {
         match &self.provider {
             Provider::StandIn(machine) => Some(machine),
-            Provider::Library(_) => None,
+            Provider::Library(_) | Provider::Direct(_) => None,
         }
+    }
+
+    /// Returns `true` if no library of the vendor's is involved.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        matches!(self.provider, Provider::Direct(_))
     }
 }
 

@@ -166,7 +166,13 @@ impl Device for RkDevice {
         } else {
             ""
         };
-        format!("Rockchip {chip} NPU, librknnrt {library}, driver {driver}{simulated}")
+        // What drives it without librknnrt has its name in its version.
+        let name = if self.npu.is_direct() {
+            ""
+        } else {
+            "librknnrt "
+        };
+        format!("Rockchip {chip} NPU, {name}{library}, driver {driver}{simulated}")
     }
 
     fn chip(&self) -> &'static str {

@@ -4,12 +4,11 @@
 //! Log texts are the strings of librknnrt 2.3.2 where it has one. Which return code belongs to
 //! which text is not documented, and `PARAM_INVALID` is assumed.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
 
 use super::{Options, vendor_error};
-use crate::ffi::{
-    IoAttr, Layout, MatmulInfo, MatmulShape, MatmulType, QuantType, TensorAttr, TensorType, code,
-};
+use crate::ffi::attr::attr;
+use crate::ffi::{IoAttr, Layout, MatmulInfo, MatmulShape, MatmulType, QuantType, code};
 use crate::layout::{Elem, MatmulLayout, Soc};
 
 /// A shape that passed the checks.
@@ -205,29 +204,6 @@ pub(super) fn io_attr(accepted: &Accepted, shape: Dims) -> IoAttr {
         b: attr_b,
         c: attr_c,
     }
-}
-
-fn attr(name: u8, dims: &[usize], size: usize, elem: Elem) -> TensorAttr {
-    // `check_shape` has refused larger numbers.
-    let to_u32 = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-    let mut attr = TensorAttr {
-        n_dims: to_u32(dims.len()),
-        size: to_u32(size),
-        tensor_type: match elem {
-            Elem::I4 => TensorType::I4,
-            Elem::I8 => TensorType::I8,
-            Elem::I16 => TensorType::I16,
-            Elem::F16 => TensorType::F16,
-            Elem::I32 => TensorType::I32,
-            Elem::F32 => TensorType::F32,
-        },
-        ..TensorAttr::ZERO
-    };
-    attr.name[0] = c_char::from_ne_bytes([name]);
-    for (to, from) in attr.dims.iter_mut().zip(dims) {
-        *to = to_u32(*from);
-    }
-    attr
 }
 
 /// Returns the vendor's name of a matmul type, for log texts.

@@ -14,11 +14,16 @@
 //! [device]         executes the command streams; refuses a register that it does not know
 //! ```
 //!
+//! The same driver and NPU are below `rknpu_ops::direct`, which needs no librknnrt: natively, in the tests of `direct`
+//! here, and for whole programs with `RKNN_LOOP_STRICT` set.
+//!
 //! Nothing of the vendor's is in this folder. The device is written from public register descriptions, so a mistake in
 //! both those and the library would not be seen here.
 
 pub mod bridge;
 mod device;
+#[cfg(test)]
+mod direct;
 pub mod interpose;
 mod kernel;
 #[cfg(test)]

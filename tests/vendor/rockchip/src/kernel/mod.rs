@@ -109,6 +109,12 @@ impl Kernel {
         }
     }
 
+    /// Returns the number of objects that live.
+    #[cfg(test)]
+    pub fn objects(&self) -> usize {
+        self.state().handles.len()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

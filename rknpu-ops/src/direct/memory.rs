@@ -1,0 +1,176 @@
+//! Memories of the C API, by the pointers that the caller has: allocations, and views of them.
+#![expect(
+    unsafe_code,
+    reason = "memory belongs to the caller of the C API in turns"
+)]
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use sim_common::lock;
+
+use super::rknpu::{Direction, Object, Purpose, Rknpu};
+use crate::ffi::{MemSync, TensorMem, code, mem_flags};
+
+/// A part of an object.
+#[derive(Clone, Debug)]
+pub(super) struct Region {
+    object: Arc<Object>,
+    range: Range<usize>,
+}
+
+impl Region {
+    pub(super) fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Returns the device's address of the first byte.
+    pub(super) fn address(&self) -> u32 {
+        // PANIC: an object's last byte has an address of 32 bits (`Rknpu::create`).
+        self.object.address() + u32::try_from(self.range.start).expect("a place inside")
+    }
+
+    /// Syncs the first `bytes`.
+    pub(super) fn sync(&self, bytes: usize, direction: Direction) -> io::Result<()> {
+        let start = self.range.start;
+        self.object.sync(start..start + bytes, direction)
+    }
+
+    /// Returns the first `bytes`, as the CPU sees them.
+    ///
+    /// # Safety
+    /// - Nothing writes them while the slice lives.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(super) unsafe fn read(&self, bytes: usize) -> &[u8] {
+        assert!(bytes <= self.len());
+        let start = self.object.start().wrapping_add(self.range.start);
+        // SAFETY: inside of the mapping, which `self` keeps; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(start, bytes) }
+    }
+
+    /// As [`Self::read`], to write.
+    ///
+    /// # Safety
+    /// - Nothing else uses them while the slice lives.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the memory is not this value's own, but the C API's"
+    )]
+    pub(super) unsafe fn write(&self, bytes: usize) -> &mut [u8] {
+        assert!(bytes <= self.len());
+        let start = self.object.start().wrapping_add(self.range.start);
+        // SAFETY: as in `read`.
+        unsafe { std::slice::from_raw_parts_mut(start, bytes) }
+    }
+}
+
+/// All memories of a machine.
+#[derive(Debug, Default)]
+pub(super) struct Memories(Mutex<BTreeMap<usize, Region>>);
+
+impl Memories {
+    /// Implements `rknn_create_mem`.
+    pub(super) fn create(&self, rknpu: &Arc<Rknpu>, bytes: u32) -> Result<*mut TensorMem, c_int> {
+        // CAST: usize has at least 32 bits.
+        let object = rknpu
+            .create(bytes as usize, Purpose::Data)
+            .map_err(|error| {
+                log::warn!("the NPU's driver has no {bytes} bytes: {error}");
+                code::MALLOC_FAIL
+            })?;
+        let memory = TensorMem {
+            virt_addr: object.start().cast(),
+            phys_addr: object.address().into(),
+            fd: object.descriptor(),
+            offset: 0,
+            size: bytes,
+            flags: mem_flags::ALLOC_INSIDE,
+            priv_data: std::ptr::null_mut(),
+        };
+        let region = Region {
+            object: Arc::new(object),
+            range: 0..bytes as usize,
+        };
+        Ok(self.insert(memory, region))
+    }
+
+    /// Implements `rknn_create_mem_from_fd`, for descriptors of [`Self::create`].
+    pub(super) fn view(
+        &self,
+        descriptor: i32,
+        start: *mut c_void,
+        bytes: u32,
+        offset: i32,
+    ) -> Result<*mut TensorMem, c_int> {
+        let object = lock(&self.0)
+            .values()
+            .find(|region| region.object.descriptor() == descriptor)
+            .map(|region| Arc::clone(&region.object));
+        let place = usize::try_from(offset).unwrap_or(usize::MAX);
+        let end = place.checked_add(bytes as usize);
+        let (Some(object), Some(end)) = (object, end) else {
+            log::error!("rknn_create_mem_from_fd: {descriptor} is no memory of the NPU's driver");
+            return Err(code::PARAM_INVALID);
+        };
+        if end > object.size() || start != object.start().cast() {
+            log::error!("rknn_create_mem_from_fd: {bytes} bytes at {offset} are not inside");
+            return Err(code::PARAM_INVALID);
+        }
+        let memory = TensorMem {
+            virt_addr: start,
+            phys_addr: u64::from(object.address()) + place as u64,
+            fd: descriptor,
+            offset,
+            size: bytes,
+            flags: mem_flags::FROM_FD,
+            priv_data: std::ptr::null_mut(),
+        };
+        let region = Region {
+            object,
+            range: place..end,
+        };
+        Ok(self.insert(memory, region))
+    }
+
+    fn insert(&self, memory: TensorMem, region: Region) -> *mut TensorMem {
+        let raw = Box::into_raw(Box::new(memory));
+        lock(&self.0).insert(raw.addr(), region);
+        raw
+    }
+
+    /// Implements `rknn_destroy_mem`. The object lives on in views and in contexts that it is bound to.
+    pub(super) fn destroy(&self, memory: *mut TensorMem) -> Result<(), c_int> {
+        let removed = lock(&self.0).remove(&memory.addr());
+        // Not while the table is locked: the driver may take its time.
+        let _region = removed.ok_or(code::PARAM_INVALID)?;
+        // SAFETY: `insert` made it from a box, and it was in the table until now.
+        drop(unsafe { Box::from_raw(memory) });
+        Ok(())
+    }
+
+    /// Implements `rknn_mem_sync`.
+    pub(super) fn sync(&self, memory: *mut TensorMem, mode: MemSync) -> Result<(), c_int> {
+        let region = self.region(memory).ok_or(code::PARAM_INVALID)?;
+        for (bit, direction) in [
+            (MemSync::TO_DEVICE, Direction::ToDevice),
+            (MemSync::FROM_DEVICE, Direction::FromDevice),
+        ] {
+            if mode.0 & bit.0 != 0 {
+                region.sync(region.len(), direction).map_err(|error| {
+                    log::error!("rknn_mem_sync: {error}");
+                    code::FAIL
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn region(&self, memory: *mut TensorMem) -> Option<Region> {
+        lock(&self.0).get(&memory.addr()).cloned()
+    }
+}

@@ -1,0 +1,254 @@
+//! `rknpu_ops::direct` over the emulated driver and NPU, as strict as they are: self-test, results, syncs, failures.
+#![expect(unsafe_code, reason = "a descriptor comes as a plain number")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::FromRawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use ggml_rust_npu::config::rules::Rules;
+use ggml_rust_npu::rockchip::caps::{self, Precision};
+use ggml_rust_npu::rockchip::device::RkNpu;
+use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::driver::lock::Nodes;
+use ggml_rust_npu::rockchip::{RkDevice, selftest};
+use memmap2::{MmapOptions, MmapRaw};
+use rknpu_ops::direct::node::Node;
+use rknpu_ops::ffi::MatmulType;
+use rknpu_ops::layout::Soc;
+use rknpu_ops::sim;
+use test_kit::Numbers;
+
+use crate::kernel::{Argument, Kernel, Request};
+use crate::operands::Operands;
+
+/// Numbers of functions, from the other side: those of kernel/ioctl.rs.
+const ACTION: u8 = 0x40;
+const SUBMIT: u8 = 0x41;
+const MEM_SYNC: u8 = 0x45;
+
+/// A change of what the driver does.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Nothing,
+    /// The sync with this number does nothing.
+    NoSync(usize),
+    /// Jobs fail with this errno.
+    Jobs(i32),
+    /// An ACTION answers so.
+    Action(u32, u32),
+}
+
+/// The emulated driver's node.
+#[derive(Debug)]
+struct Emulated {
+    kernel: Arc<Kernel>,
+    change: Change,
+    calls: Arc<Calls>,
+}
+
+/// Calls so far.
+#[derive(Debug, Default)]
+struct Calls {
+    syncs: AtomicUsize,
+    actions: Mutex<Vec<u32>>,
+}
+
+impl Node for Emulated {
+    fn ioctl(&self, number: u32, bytes: &mut [u8]) -> io::Result<()> {
+        let request = Request::new(number.into());
+        assert_eq!(request.bytes, bytes.len(), "{number:#x}");
+        let mut argument = Argument([0; 128]);
+        argument.0[..bytes.len()].copy_from_slice(bytes);
+        let action = u32::from_ne_bytes(argument.0[..4].try_into().unwrap());
+        match (request.function, self.change) {
+            (MEM_SYNC, change) => {
+                let index = self.calls.syncs.fetch_add(1, Ordering::Relaxed);
+                if matches!(change, Change::NoSync(skipped) if skipped == index) {
+                    return Ok(());
+                }
+            }
+            (SUBMIT, Change::Jobs(errno)) => return Err(io::Error::from_raw_os_error(errno)),
+            (ACTION, change) => {
+                self.calls.actions.lock().unwrap().push(action);
+                if let Change::Action(asked, answer) = change
+                    && asked == action
+                {
+                    bytes[4..8].copy_from_slice(&answer.to_ne_bytes());
+                    return Ok(());
+                }
+            }
+            _ => {}
+        }
+        let reply = self.kernel.ioctl(request, &mut argument);
+        reply.map_err(io::Error::from_raw_os_error)?;
+        bytes.copy_from_slice(&argument.0[..bytes.len()]);
+        Ok(())
+    }
+
+    fn map(&self, offset: u64, bytes: usize) -> io::Result<MmapRaw> {
+        let descriptor = self
+            .kernel
+            .map(offset)
+            .map_err(io::Error::from_raw_os_error)?;
+        // SAFETY: the emulated driver made this descriptor for the caller.
+        let file = unsafe { File::from_raw_fd(descriptor) };
+        MmapOptions::new().len(bytes).map_raw(&file)
+    }
+}
+
+/// An NPU of this process's own.
+struct Board {
+    kernel: Arc<Kernel>,
+    calls: Arc<Calls>,
+    rknn: Arc<Rknn>,
+}
+
+fn board(change: Change) -> Board {
+    try_board(change).unwrap()
+}
+
+fn try_board(change: Change) -> Result<Board, ggml_rust_npu::error::Error> {
+    let (kernel, calls) = (Arc::new(Kernel::strict()), Arc::new(Calls::default()));
+    let node = Emulated {
+        kernel: Arc::clone(&kernel),
+        change,
+        calls: Arc::clone(&calls),
+    };
+    let rknn = Rknn::direct(Box::new(node), Nodes::Private)?;
+    Ok(Board {
+        kernel,
+        calls,
+        rknn,
+    })
+}
+
+#[test]
+fn the_self_test_passes_with_every_m_and_on_three_cores() {
+    let board = board(Change::Nothing);
+    let precisions = [Precision::Fp16, Precision::Int8, Precision::Int4];
+    let npu = RkNpu::open(Arc::clone(&board.rknn), &caps::RK3588, &precisions, &[]).unwrap();
+    assert_eq!(npu.versions().1, "0.9.8");
+    assert_eq!(selftest::cores(&npu).unwrap(), None);
+    let rules = Rules::parse(".*=int4").unwrap();
+    let passed = selftest::run(&npu, &rules).unwrap();
+    for precision in precisions {
+        for m in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512] {
+            assert!(passed.buckets(precision).contain(m), "{precision} M={m}");
+        }
+    }
+}
+
+#[test]
+fn a_device_describes_what_drives_it() {
+    let device = RkDevice::untested(board(Change::Nothing).rknn, &caps::RK3588).unwrap();
+    let text = ggml_rust_npu::backend::Device::description(&device);
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(
+        text,
+        format!("Rockchip RK3588 NPU, streams-{version}, driver 0.9.8")
+    );
+}
+
+#[test]
+fn results_are_those_of_the_stand_in() {
+    let (board, mut numbers) = (board(Change::Nothing), Numbers::new(53));
+    let stand_in = Rknn::simulate(sim::Options::new(Soc::Rk3588)).unwrap();
+    for (matmul_type, shape) in [
+        (MatmulType::I8_I8_I32, [1, 64, 32]),
+        (MatmulType::I8_I8_I32, [301, 576, 3200]),
+        (MatmulType::F16_F16_F32, [1, 96, 32]),
+        (MatmulType::F16_F16_F32, [8, 128, 320]),
+        (MatmulType::F16_F16_F32, [301, 576, 96]),
+        (MatmulType::F16_F16_F16, [5, 64, 64]),
+        (MatmulType::I4_I4_I16, [6, 576, 128]),
+        // 4097 tasks: two jobs.
+        (MatmulType::F16_F16_F32, [1, 32, 4097 * 256]),
+    ] {
+        let operands = Operands::random(matmul_type, shape, &mut numbers);
+        let (have, want) = (
+            operands.of_library(&board.rknn),
+            operands.of_library(&stand_in),
+        );
+        assert!(have == want, "matmul type {}, {shape:?}", matmul_type.0);
+    }
+}
+
+#[test]
+fn a_sync_that_is_missing_gives_wrong_results() {
+    for (shape, needless) in [
+        // In place. A and B are synced again after they are made; C is, too, but not the rest of its page; the device
+        // does not write streams and tasks: five of ten.
+        ([8, 128, 64], 5),
+        // With cubes the device sees neither A nor C, but the caller syncs C from it: two of A, one of B, two of C
+        // when it is made and its last one, those of new streams and tasks: eight of fourteen.
+        ([7, 128, 64], 8),
+    ] {
+        let operands = Operands::random(MatmulType::F16_F16_F32, shape, &mut Numbers::new(54));
+        let right = board(Change::Nothing);
+        let want = operands.of_library(&right.rknn);
+        let syncs = right.calls.syncs.load(Ordering::Relaxed);
+        let harmless = (0..syncs).filter(|&index| {
+            operands
+                .try_of_library(&board(Change::NoSync(index)).rknn)
+                .is_ok_and(|have| have == want)
+        });
+        assert_eq!(harmless.count(), needless, "{shape:?}, of {syncs}");
+    }
+}
+
+#[test]
+fn calls_of_changing_shapes_leave_nothing_behind() {
+    let board = board(Change::Nothing);
+    let mut numbers = Numbers::fixed(55);
+    let operands = [512, 500, 9, 1]
+        .map(|m| Operands::random(MatmulType::F16_F16_F32, [m, 64, 32], &mut numbers));
+    operands
+        .iter()
+        .for_each(|operands| drop(operands.of_library(&board.rknn)));
+    let objects = board.kernel.objects();
+    for call in 0..2000 {
+        let operands = &operands[call % operands.len()];
+        operands.of_library(&board.rknn);
+    }
+    assert_eq!(board.kernel.objects(), objects);
+}
+
+#[test]
+fn a_job_that_fails_is_named_and_the_cores_are_reset() {
+    const ACT_RESET: u32 = 6;
+    let operands = Operands::random(MatmulType::I8_I8_I32, [1, 64, 32], &mut Numbers::fixed(56));
+    for (errno, text) in [
+        (libc::ETIMEDOUT, "RKNN_ERR_TIMEOUT"),
+        (libc::EINVAL, "RKNN_ERR_FAIL"),
+    ] {
+        let board = board(Change::Jobs(errno));
+        let error = operands
+            .try_of_library(&board.rknn)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("rknn_matmul_run") && error.contains(text),
+            "{error}"
+        );
+        assert!(board.calls.actions.lock().unwrap().contains(&ACT_RESET));
+    }
+}
+
+#[test]
+fn drivers_that_cannot_be_used_are_refused_by_name() {
+    for (action, answer, text) in [
+        (1, 904, "driver 0.9.4, 0.9.6 or newer"),
+        (18, 0, "no IOMMU"),
+    ] {
+        let error = try_board(Change::Action(action, answer))
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            error.contains(text) && error.contains("without librknnrt"),
+            "{error}"
+        );
+    }
+}
