@@ -35,7 +35,7 @@ TARGETS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", ANDROID]
 NATIVE = f"{platform.machine()}-unknown-linux-gnu"
 
 # SOURCE: hexagon-ops/tools/library.sh; v73q is for chips with V73 whose vector unit lacks IEEE arithmetic.
-DSP_LIBRARIES = ["v73", "v73q", "v75", "v79", "v81"]
+DSP_LIBRARIES = ["v68", "v69", "v73", "v73q", "v75", "v79", "v81"]
 
 PACKAGES = ["ggml-rust-npu", "ggml-rust-npu-plugin", "ggml-npu"]
 

@@ -1,7 +1,7 @@
 //! Proves that the libraries for the DSP link, have the form that FastRPC's loader requires, import
 //! only symbols that other unsigned libraries import, too (tests/imports.txt), hold only known matrix packets, take at most 128 KiB of stack,
-//! have the size that tests/skel.txt records to within 20 %, and neither copy nor store a qfloat
-//! value. Skipped with a printed reason without the pinned nightly or lld.
+//! have the size that tests/skel.txt records to within 20 %, neither copy nor store a qfloat
+//! value, and have no instruction that their architecture lacks. Skipped with a printed reason without the pinned nightly or lld.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod common;
@@ -115,9 +115,9 @@ impl Elf {
     }
 }
 
-/// Runs tools/check.py on a library, which fails if a qfloat value leaves its register, and returns
+/// Runs tools/check.py on a library, which fails if a qfloat value leaves its register unless `stored` allows it, and returns
 /// the bytes of its stack.
-fn check_code(library: &Path) -> Result<usize, Skip> {
+fn check_code(library: &Path, stored: &[&str]) -> Result<usize, Skip> {
     let objdump = "llvm-objdump-22";
     if Command::new(objdump).arg("--version").output().is_err() {
         return Err(format!("{objdump} is not installed"));
@@ -127,6 +127,7 @@ fn check_code(library: &Path) -> Result<usize, Skip> {
         .arg(script)
         .arg(objdump)
         .arg(library)
+        .args(stored)
         .output()
         .map_err(|e| format!("python3: {e}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -135,6 +136,29 @@ fn check_code(library: &Path) -> Result<usize, Skip> {
     let mut lines = text.lines();
     let stack = lines.find_map(|line| line.strip_prefix("stack "));
     Ok(stack.unwrap().parse().unwrap())
+}
+
+/// Runs tools/newer.py on a library, which fails if an instruction is newer than `arch`, and returns the packets that it looked
+/// at.
+fn check_age(library: &Path, arch: &str) -> Result<usize, Skip> {
+    let tools = ["llvm-objdump-22", "llvm-mc-22"];
+    for tool in tools {
+        if Command::new(tool).arg("--version").output().is_err() {
+            return Err(format!("{tool} is not installed"));
+        }
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/newer.py");
+    let output = Command::new("python3")
+        .arg(script)
+        .args(tools)
+        .arg(library)
+        .arg(arch)
+        .output()
+        .map_err(|e| format!("python3: {e}"))?;
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "newer.py: {complaint}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(text.trim().trim_start_matches("packets ").parse().unwrap())
 }
 
 /// Returns the bytes of a library's code in tests/skel.txt.
@@ -148,7 +172,10 @@ fn recorded(library: &str) -> Option<usize> {
 #[test]
 #[ignore = "builds for the DSP with the pinned nightly: make dsp"]
 fn libraries_have_the_form_that_the_loader_wants() {
-    for (library, flags) in LIBRARIES.into_iter().zip([0x73, 0x73, 0x75, 0x79, 0x81]) {
+    for (library, flags) in LIBRARIES
+        .into_iter()
+        .zip([0x68, 0x69, 0x73, 0x73, 0x75, 0x79, 0x81])
+    {
         let path = match skel(library) {
             Ok(path) => path,
             Err(reason) => return println!("SKIPPED {library}: {reason}"),
@@ -212,11 +239,20 @@ fn libraries_have_the_form_that_the_loader_wants() {
             bytes.abs_diff(want) * 5 <= want,
             "{library}: {bytes} bytes of code, tests/skel.txt says {want}"
         );
-        match check_code(&path) {
+        let is_old = matches!(library, "v68" | "v69");
+        match check_code(&path, if is_old { &["stored"] } else { &[] }) {
+            Ok(stack) if is_old => println!("{library}: {stack} bytes of stack"),
             Ok(stack) => {
                 println!("{library}: {stack} bytes of stack, no qfloat value leaves its register");
             }
             Err(reason) => println!("SKIPPED stack and qfloat values of {library}: {reason}"),
+        }
+        // Newer ones have all instructions that the kernels use.
+        if is_old {
+            match check_age(&path, library) {
+                Ok(packets) => println!("{library}: none of {packets} packets is newer"),
+                Err(reason) => println!("SKIPPED instructions of {library}: {reason}"),
+            }
         }
     }
 }

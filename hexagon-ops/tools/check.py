@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Looks for qfloat values that leave their registers in the machine code of a DSP library, and computes its deepest stack.
 
-Usage: check.py OBJDUMP LIBRARY
+Usage: check.py OBJDUMP LIBRARY [stored]     stored: qfloat values may be, because all their bits are in a register: V68, V69
 
 Prints `stack BYTES` and the deepest path of calls. Ends with code 1 if a qfloat value is copied, combined or stored, each of
 which is a line of the error output, if a stack exceeds its limit, or if a call cannot be followed (through a register, or
@@ -140,11 +140,11 @@ def deepest(functions, root):
 
 
 def main():
-    objdump, library = sys.argv[1:]
+    objdump, library, *stored = sys.argv[1:]
     functions = disassemble(objdump, library)
     if missing := ROOTS.keys() - functions:
         sys.exit(f"check.py: {', '.join(missing)} is not in {library}")
-    found = [f"{text} in {name}" for name, packets in functions.items() for text in leaks(packets)]
+    found = [] if stored else [f"{text} in {name}" for name, packets in functions.items() for text in leaks(packets)]
     found += [f"{address:x}: {text} in {name}" for name, packets in functions.items()
               for address, packet in packets.items() for text in packet if re.search(r"vmpy\(.*\.qf16", text)]
     for text in found:

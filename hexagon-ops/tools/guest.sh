@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the guest program with the flags of a library and prints the path of the executable.
 #
-#   guest.sh LIBRARY [FEATURE]    LIBRARY: v73 v73q v75 v79 v81, as for skel.sh; FEATURE: replay
+#   guest.sh LIBRARY [FEATURE]    LIBRARY: v68 v69 v73 v73q v75 v79 v81, as for skel.sh; FEATURE: replay
 #
 # Needs rustup with the pinned nightly and its rust-src. TARGET_DIR overrides where it is built (target/guest).
 set -euo pipefail

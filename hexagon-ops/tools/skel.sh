@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds a library that FastRPC loads on the DSP and prints its path.
 #
-#   skel.sh LIBRARY      LIBRARY: v73 v73q v75 v79 v81; v73q is v73 with qfloat
+#   skel.sh LIBRARY      LIBRARY: v68 v69 v73 v73q v75 v79 v81; v73q is v73 with qfloat
 #
 # Needs rustup with the pinned nightly and its rust-src, whose lld it links with. TARGET_DIR overrides where it is built;
 # SKEL_RUSTFLAGS has more flags for rustc.

@@ -95,20 +95,37 @@ vector_ops! {
     interleave_odd_h(a, b) = Q6_Vh_vshuffo_VhVh(b, a);
     /// Returns the low halves of the words of `a`, then those of `b`: `Q6_Vh_vpacke_VwVw`.
     pack_low_h(a, b) = Q6_Vh_vpacke_VwVw(b, a);
-    /// Returns the upper halves of the products of unsigned halfwords: `Q6_Vuh_vmpy_VuhVuh_rs16`.
-    mul_upper_h(a, b) = Q6_Vuh_vmpy_VuhVuh_rs16(a, b);
     /// Returns the larger lanes of f16: `Q6_Vhf_vmax_VhfVhf`. Neither may be NaN; which zero is
     /// larger is not defined.
     max_f16(a, b) = Q6_Vhf_vmax_VhfVhf(a, b);
-    /// Returns the f32 value of each signed word: `Q6_Vsf_equals_Vw`.
-    f32_from_w(a) = Q6_Vsf_equals_Vw(a);
-    /// Returns the f16 value of each signed halfword: `Q6_Vhf_equals_Vh`.
-    f16_from_h(a) = Q6_Vhf_equals_Vh(a);
     /// Returns the larger lanes of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
     max_f32(a, b) = Q6_Vsf_vmax_VsfVsf(a, b);
     /// Returns the smaller lanes of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
     min_f32(a, b) = Q6_Vsf_vmin_VsfVsf(a, b);
 }
+
+#[cfg(target_feature = "hvxv69")]
+vector_ops! {
+    /// Returns the upper halves of the products of unsigned halfwords: `Q6_Vuh_vmpy_VuhVuh_rs16`.
+    mul_upper_h(a, b) = Q6_Vuh_vmpy_VuhVuh_rs16(a, b);
+}
+
+#[cfg(target_feature = "hvxv73")]
+vector_ops! {
+    /// Returns the f32 value of each signed word: `Q6_Vsf_equals_Vw`.
+    f32_from_w(a) = Q6_Vsf_equals_Vw(a);
+    /// Returns the f16 value of each signed halfword: `Q6_Vhf_equals_Vh`.
+    f16_from_h(a) = Q6_Vhf_equals_Vh(a);
+}
+
+#[cfg(not(target_feature = "hvxv73"))]
+mod older;
+#[cfg(not(target_feature = "hvxv69"))]
+pub use older::mul_upper_h;
+#[cfg(not(target_feature = "hvxv73"))]
+pub use older::{f16_from_h, f16_from_small_h, f32_from_small_w, f32_from_w};
+#[cfg(target_feature = "hvxv73")]
+pub use {f16_from_h as f16_from_small_h, f32_from_w as f32_from_small_w};
 
 scalar_ops! {
     /// Returns `value` in every word: `Q6_V_vsplat_R`.

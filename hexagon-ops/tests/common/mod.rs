@@ -285,7 +285,7 @@ pub fn dot(act: &[f32], weights: &[f64]) -> f64 {
 pub type Skip = String;
 
 /// The libraries that FastRPC loads: V73 has a second one, with qfloat.
-pub const LIBRARIES: [&str; 5] = ["v73", "v73q", "v75", "v79", "v81"];
+pub const LIBRARIES: [&str; 7] = ["v68", "v69", "v73", "v73q", "v75", "v79", "v81"];
 
 /// Builds the guest program with the flags of a library.
 pub fn guest(library: &str) -> Result<PathBuf, Skip> {

@@ -1,4 +1,4 @@
-//! qfloat arithmetic: V79 and later, and V73 and V75 if it is selected.
+//! qfloat arithmetic: V68, V69, V79 and later, and V73 and V75 if it is selected.
 use super::{Vector, arch, split};
 use crate::hvx::splat_f32;
 
@@ -56,13 +56,13 @@ pub fn spread_b(bytes: Vector, zero: u8) -> (Vector, Vector) {
 }
 
 /// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same `zero`:
-/// `Q6_Vhf_equals_Vh`.
+/// `Q6_Vhf_equals_Vh`, where there is one.
 ///
 /// A qf16 difference of f16 would have the exponent of its operands, and a product with it too few bits.
 #[must_use]
 #[inline(always)]
 pub fn f16_from_spread(halves: Vector, _zero: u8) -> Vector {
-    super::f16_from_h(halves)
+    super::f16_from_small_h(halves)
 }
 
 /// Returns the exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wqf32_vmpy_VhfVhf`,

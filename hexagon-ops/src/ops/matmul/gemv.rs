@@ -86,10 +86,12 @@ impl LateSum {
     #[inline(always)]
     fn push(&mut self, dot: Vector, joint: Vector, is_late: bool) {
         if !is_late {
-            self.sum = self.sum.mul_add(hvx::f32_from_w(dot), joint);
+            self.sum = self.sum.mul_add(hvx::f32_from_small_w(dot), joint);
             return;
         }
-        self.sum = self.sum.mul_add(hvx::f32_from_w(self.dot), self.joint);
+        self.sum = self
+            .sum
+            .mul_add(hvx::f32_from_small_w(self.dot), self.joint);
         (self.dot, self.joint) = (dot, joint);
     }
 
@@ -119,7 +121,7 @@ impl LateSum {
             return self.sum.to_f32();
         }
         self.sum
-            .mul_add(hvx::f32_from_w(self.dot), self.joint)
+            .mul_add(hvx::f32_from_small_w(self.dot), self.joint)
             .to_f32()
     }
 }

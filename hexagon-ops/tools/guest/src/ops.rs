@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 69] = [
+pub const NAMES: [&str; 70] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -74,6 +74,7 @@ pub const NAMES: [&str; 69] = [
     "sub_sat_w",
     "xor",
     "move_bytes",
+    "f32_from_small_w",
 ];
 
 /// Number of the first operation on floating point.
@@ -176,6 +177,7 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         66 => one(hvx::sub_sat_w(a, b)),
         67 => one(hvx::xor(a, b)),
         68 => one(hvx::move_bytes(a, b)),
+        69 => one(hvx::f32_from_small_w(hvx::shr_add_w(hvx::splat_w(0), a, 7))),
         ACCUMULATE => {
             let sum = Accumulator::from_f32(c).mul_add(a, b).plus_f32(a);
             let product = sum.times(Accumulator::difference(a, b));

@@ -123,7 +123,7 @@ impl BlockSum {
     #[inline(always)]
     fn new(dot: Vector, scale: i32) -> Self {
         Self {
-            sum: Accumulator::product(hvx::f32_from_w(dot), hvx::splat_w(0)),
+            sum: Accumulator::product(hvx::f32_from_small_w(dot), hvx::splat_w(0)),
             dot,
             scale: hvx::splat_w(scale),
         }
@@ -132,14 +132,18 @@ impl BlockSum {
     /// Adds a tile.
     #[inline(always)]
     fn push(&mut self, dot: Vector, scale: i32) {
-        self.sum = self.sum.mul_add(hvx::f32_from_w(self.dot), self.scale);
+        self.sum = self
+            .sum
+            .mul_add(hvx::f32_from_small_w(self.dot), self.scale);
         (self.dot, self.scale) = (dot, hvx::splat_w(scale));
     }
 
     /// Returns the sum of all tiles, f32.
     #[inline(always)]
     fn finish(self) -> Vector {
-        let sum = self.sum.mul_add(hvx::f32_from_w(self.dot), self.scale);
+        let sum = self
+            .sum
+            .mul_add(hvx::f32_from_small_w(self.dot), self.scale);
         sum.to_f32()
     }
 }
