@@ -12,6 +12,9 @@ use crate::rt::Engine;
 /// Most elements of a row that is made of several shorter rows. Longer rows would leave too few for the threads.
 const LONG_ROW: usize = 4096;
 
+/// Short rows that are converted at a time.
+const TOGETHER: usize = 8;
+
 /// Writes elements `to..to + n` of a row: the elements of row `at` of a source that start at
 /// `from`.
 pub(super) struct CopyRow<'a, 'b> {
@@ -275,6 +278,22 @@ fn write_floats(mut run: Run<'_>, view: &View<'_>) {
     let Some((mut elems, stride)) = view.float_rows(at, run.count) else {
         return;
     };
+    if n < LONG_ROW / 4 {
+        let mut first = 0;
+        while first < run.count {
+            let rows = TOGETHER.min(run.count - first);
+            let left = view.shape.ne[1].saturating_sub(at[0] + first + rows);
+            view.fetch([at[0] + first + rows, at[1], at[2]], TOGETHER.min(left));
+            if !run.narrow(first, rows, (elems, stride)) {
+                break;
+            }
+            elems = elems.get(rows * stride..).unwrap_or_default();
+            first += rows;
+        }
+        if first == run.count {
+            return;
+        }
+    }
     run.for_each_row(|mut row| {
         view.fetch([row.at[0] + 1, at[1], at[2]], 1);
         row.write(0, elems.get(..n).unwrap_or_default());

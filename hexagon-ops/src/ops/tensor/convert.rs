@@ -85,6 +85,39 @@ impl hvx::Kernel for Narrow<'_> {
     }
 }
 
+/// Rows of f32 to rows of as many f16 without gaps inside, a multiple of 64: short rows, for which a call each is long.
+pub(super) struct NarrowRows<'a> {
+    /// Elements starting with the first row, and the number of elements from one row to the next.
+    pub(super) elems: (&'a [f32], usize),
+    /// Bytes starting with the first row, and the number of bytes from one row to the next.
+    pub(super) out: (&'a mut [u8], usize),
+    /// Elements of a row.
+    pub(super) n: usize,
+    pub(super) count: usize,
+}
+
+impl hvx::Kernel for NarrowRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let ((elems, step), (out, stride)) = (self.elems, self.out);
+        for i in 0..self.count {
+            let row = elems.get(i * step..i * step + self.n);
+            let to = out.get_mut(i * stride..i * stride + 2 * self.n);
+            let (Some(row), Some(to)) = (row, to) else {
+                return;
+            };
+            let groups = row.as_chunks::<64>().0;
+            for (to, elems) in to.as_chunks_mut::<128>().0.iter_mut().zip(groups) {
+                let [first, second]: &[[f32; 32]; 2] = bytemuck::cast_ref(elems);
+                let (even, odd) = hvx::deal_w(hvx::load_f32(first), hvx::load_f32(second));
+                hvx::store_bytes(to, hvx::narrow_f32(even, odd));
+            }
+        }
+    }
+}
+
 /// Returns `true` if rows are f32 without gaps, which kernels read and write without a function
 /// call.
 #[inline(always)]

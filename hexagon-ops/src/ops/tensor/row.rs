@@ -3,6 +3,7 @@
 use super::convert;
 use super::shape::{Shape, Type};
 use crate::error::{Error, Result};
+use crate::hvx;
 
 /// A row of a result, or a part of its columns.
 #[derive(Debug)]
@@ -98,6 +99,24 @@ impl Run<'_> {
     pub fn floats(&mut self) -> Option<(&mut [f32], usize)> {
         let stride = float_stride(self.shape)?;
         Some((bytemuck::try_cast_slice_mut(self.bytes).ok()?, stride))
+    }
+
+    /// Writes `count` rows starting with row `first`, rounded, of elements that are `step` apart; returns `false` and writes
+    /// nothing unless rows are f16 without gaps inside, of a multiple of 64 elements.
+    pub fn narrow(&mut self, first: usize, count: usize, (elems, step): (&[f32], usize)) -> bool {
+        let (shape, stride) = (self.shape, self.shape.nb[1]);
+        let n = shape.ne[0];
+        if shape.dtype != Type::F16 || !shape.has_dense_rows() || !n.is_multiple_of(64) {
+            return false;
+        }
+        let out = self.bytes.get_mut(first * stride..).unwrap_or_default();
+        hvx::widest(convert::NarrowRows {
+            elems: (elems, step),
+            out: (out, stride),
+            n,
+            count,
+        });
+        true
     }
 
     /// Calls `f` with each row.
