@@ -432,6 +432,11 @@ pub const CALL_RESULT_BYTES: usize = CALL_BYTES / 2;
 /// activations and results.
 pub const DOMAIN_WEIGHT_BYTES: usize = DOMAIN_BYTES - CALL_BYTES;
 
+/// Weights that an I/O address space takes without librknnrt, whose cap is not the driver's. As much as calls take is left
+/// to streams and to copies of rows, too.
+// SOURCE: addresses have 32 bits (vendor driver 0.9.8, rknpu_drv.c and rknpu_gem.c).
+pub const DIRECT_WEIGHT_BYTES: usize = u32::MAX as usize - 2 * CALL_BYTES;
+
 /// File descriptors that the process should be allowed: each allocation takes one.
 // SOURCE: rk-llama.cpp's README asks for `ulimit -n 65536`; beyond the limit librknnrt fails with
 // errno 24.

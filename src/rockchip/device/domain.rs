@@ -1,6 +1,7 @@
 //! I/O address spaces: weights fill them one after another.
 //!
 //! An address of the NPU has 32 bits, but one space is used for 2 GiB, the cap of rk-llama.cpp, and the driver offers 16.
+//! Without librknnrt there is one, of 4 GiB.
 //! Only one is attached at a time, and a switch waits for all cores: so a space is filled before
 //! the next one is begun, and llama.cpp allocates buffers layer by layer, which keeps the weights
 //! of a layer together.
@@ -24,6 +25,8 @@ pub(super) struct Domains {
     /// Those in use so far, in order. A thread that has this locked has the turn, or does not ask for it.
     begun: Mutex<Vec<BegunDomain>>,
     limit: AtomicUsize,
+    /// Bytes of weights that one takes.
+    weight_bytes: usize,
 }
 
 /// An address space that holds weights.
@@ -56,6 +59,11 @@ impl Domains {
             rknn: Arc::clone(rknn),
             begun: Mutex::new(vec![first]),
             limit: AtomicUsize::new(caps::IO_DOMAINS),
+            weight_bytes: if rknn.is_direct() {
+                caps::DIRECT_WEIGHT_BYTES
+            } else {
+                caps::DOMAIN_WEIGHT_BYTES
+            },
         })
     }
 
@@ -121,7 +129,7 @@ impl Domains {
             // The lock is held, so no other thread adds; shares that are dropped at the same time
             // only make room.
             let used = domain.used_bytes.load(Ordering::Relaxed);
-            if used + bytes > caps::DOMAIN_WEIGHT_BYTES {
+            if used + bytes > self.weight_bytes {
                 continue;
             }
             let memory = match Memory::new(&domain.anchor, bytes) {
@@ -176,7 +184,7 @@ impl Domains {
             .iter()
             .map(|domain| domain.used_bytes.load(Ordering::Relaxed))
             .sum();
-        let total = self.limit.load(Ordering::Relaxed) * caps::DOMAIN_WEIGHT_BYTES;
+        let total = self.limit.load(Ordering::Relaxed) * self.weight_bytes;
         (total - used.min(total), total)
     }
 

@@ -141,7 +141,7 @@ fn the_self_test_passes_with_every_m_and_on_three_cores() {
 }
 
 #[test]
-fn a_device_describes_what_drives_it() {
+fn a_device_describes_what_drives_it_and_has_one_address_space() {
     let device = RkDevice::untested(board(Change::Nothing).rknn, &caps::RK3588).unwrap();
     let text = ggml_rust_npu::backend::Device::description(&device);
     let version = env!("CARGO_PKG_VERSION");
@@ -149,6 +149,8 @@ fn a_device_describes_what_drives_it() {
         text,
         format!("Rockchip RK3588 NPU, streams-{version}, driver 0.9.8")
     );
+    let bytes = caps::DIRECT_WEIGHT_BYTES;
+    assert_eq!(device.address_space(), (bytes, bytes));
 }
 
 #[test]
