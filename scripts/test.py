@@ -491,21 +491,6 @@ def end_to_end(tally, pattern, jobs, names=None):
         tally.fail(f"number of tests in {pattern}", f"{found} found, at least {FLOORS[pattern]} are there")
 
 
-def step_direct(tally):
-    """ggml-npu drives the emulated kernel and NPU of the Rockchip vendor loop by command streams of its own, natively."""
-    loop = ["cargo", "build", "--locked", "--package", "rknn-loop", "--target-dir", TARGET]
-    project.run(loop, LOGS / "direct-build.log", cwd=ROOT)
-    build.tool(LOGS / "direct-tool.log", None, "--workspace")
-    settings = {"GGML_RUST_NPU_RKNN": "direct", "GGML_RUST_NPU_CHIP": "rk3588"}
-    devices = [TARGET / "debug" / "ggml-npu", "devices", "--self-test"]
-    env = cpu_env(LD_PRELOAD=str(TARGET / "debug" / "librknn_loop.so"), RKNN_LOOP_STRICT="1", **settings)
-    code, text, log = capture("direct-self-test", devices, env)
-    passed = code == 0 and re.search(r"RKNPU0.*, streams-\S+, driver 0\.9\.8", text)
-    tally.check(bool(passed), "self-test without librknnrt", f"code {code}, output in target/logs/{log.name}")
-    _, text, log = capture("direct-no-driver", devices, cpu_env(**settings))
-    tally.check("cannot drive the NPU without librknnrt" in text, "no driver, no device", f"output in target/logs/{log.name}")
-
-
 STEPS = {
     "format": step_format,
     "lint": step_lint,
@@ -515,7 +500,6 @@ STEPS = {
     "build": step_build,
     "shared": step_shared,
     "ops": step_ops,
-    "direct": step_direct,
     "e2e": step_e2e,
     "vendor": vendor.check_short,
 }

@@ -21,7 +21,8 @@
 //!
 //! Which kernels: RK3588, the driver `rknpu` 0.9.6 or newer as a DRM node. Linux's own driver `rocket` is not one of them.
 //!
-//! No board has run this. It runs over an emulated driver and NPU, tests/vendor/rockchip, which were written apart from it.
+//! No board has run this. It runs over the emulated driver and NPU of `tests/vendor/rockchip`, which also serve the
+//! vendor's library.
 
 use std::io;
 use std::sync::{Arc, Mutex};

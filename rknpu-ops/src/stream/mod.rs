@@ -17,12 +17,12 @@
 //! | [`Family::Column`] | 1 x m | native, of m rows | all arithmetics |
 //! | [`Family::Line`] | m x 1 | native, of m rows | INT8 |
 //! | [`Family::Part`] | m x 1 | native, m of more rows | INT8 |
-//! | [`Family::RowMajor`] | 1 x m | rows of K, rows of N | INT8 |
+//! | [`Family::RowMajor`] | 1 x m | rows of K, rows of N | INT8; [`Plan`] makes none |
 //!
 //! Registers keep their values from job to job, also those of other processes, so a stream writes all of them.
 //!
-//! Nothing here has run on a board. The streams run on the emulated NPU of `tests/vendor/rockchip`, which was written
-//! apart from this module and also executes what the vendor's library writes.
+//! Nothing here has run on a board. The streams run on the emulated NPU of `tests/vendor/rockchip`, which also executes
+//! what the vendor's library writes in FP16 and INT8.
 //!
 //! SOURCE: for the meaning of registers, src/gallium/drivers/rocket/registers.xml of Mesa 25.3 (MIT). For values, the
 //! public notes of gregordinary (rockchip-npu-notes, CC-BY-4.0), mtx512 and happyme531, whose programs compute right

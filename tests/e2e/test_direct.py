@@ -1,0 +1,42 @@
+"""llama.cpp drives an emulated kernel driver and NPU of Rockchip's by command streams, without librknnrt and its stand-in."""
+
+import re
+
+from harness import DEVICE, LOGS, Case, cpu_env, device_env
+
+import project
+from project import ROOT, TARGET
+
+SETTINGS = {"GGML_RUST_NPU_RKNN": "direct", "GGML_RUST_NPU_CHIP": "rk3588"}
+
+# Products in FP16 and INT8, with few and many rows, and with experts: 54 of them.
+PRODUCTS = r"type_a=(f16|q8_0|q4_K),type_b=f32,(m=16,n=(1|9),k=(256|1024),|n_mats=4,n_used=2,b=0,m=512,n=(1|32),k=256)"
+MIN_PRODUCTS = 53
+
+
+class Direct(Case):
+    @classmethod
+    def setUpClass(cls):
+        # Its `open` and `ioctl` answer for /dev/dri/card0 as the driver would.
+        project.run(["cargo", "build", "--locked", "--package", "rknn-loop", "--target-dir", TARGET],
+                    LOGS / "direct-build.log", cwd=ROOT)
+        loop = TARGET / "debug" / "librknn_loop.so"
+        cls.emulated = dict(SETTINGS, LD_PRELOAD=str(loop), RKNN_LOOP_STRICT="1")
+
+    def test_a_model_says_what_it_says_on_the_stand_in(self):
+        listed = self.succeed("llama-completion", "--list-devices", env=cpu_env(**self.emulated)).all
+        self.assertRegex(listed, rf"{DEVICE}: Rockchip RK3588 NPU, streams-\S+, driver 0\.9\.8 \(")
+        prompt = "Once upon a time, in a small village,"
+        text = self.complete(prompt, 12, cpu_env(**self.emulated)).out
+        self.assertEqual(text, self.complete(prompt, 12, device_env()).out)
+
+    def test_upstreams_products_are_right(self):
+        env = cpu_env(GGML_RUST_NPU_REPACK="always", **self.emulated)
+        done = self.succeed("test-backend-ops", "test", "-b", DEVICE, "-o", "MUL_MAT,MUL_MAT_ID", "-p", PRODUCTS, env=env)
+        right = re.findall(r"^ *MUL_MAT\w*\(.*\): \S*OK", done.out, re.M)
+        self.assertGreaterEqual(len(right), MIN_PRODUCTS, done.out[-2000:])
+
+    def test_without_a_driver_there_is_no_device_but_one_line(self):
+        done = self.succeed("llama-completion", "--list-devices", env=cpu_env(**SETTINGS))
+        self.assertNotRegex(done.out, DEVICE + ": ")
+        self.assertIn("cannot drive the NPU without librknnrt: no node in /dev/dri has the driver rknpu", done.all)
