@@ -234,6 +234,7 @@ fn run(memory: &Memory, mut data: &[u8]) {
         bytes: u32::try_from(bytes).expect("small"),
         threads: 1,
         power: 0,
+        matrix: 1,
     };
     server.start(&start).expect("the ring is in order");
     let serve = Serve {

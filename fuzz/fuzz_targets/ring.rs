@@ -231,6 +231,7 @@ fuzz_target!(|bytes: &[u8]| {
         bytes: u32::try_from(layout.bytes()).expect("small"),
         threads: 1,
         power: 0,
+        matrix: 1,
     };
     server.start(&start).expect("the ring is in order");
     // Returns whether the DSP can be called again.

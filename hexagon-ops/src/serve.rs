@@ -42,7 +42,7 @@
 //! | [`STATUS_BAD_COMMAND`] | 1 [`OPERATION`] … 22 [`DOTS`]: the field that is wrong |
 //! | [`STATUS_MAP_FAILED`] | 1 [`MAP_SIZE`], 2 [`MAP_FULL`], 3 [`MAP_REFUSED`] |
 //! | [`STATUS_NO_VTCM`] | KiB that would be needed |
-//! | [`STATUS_FAULT`] | 1 [`FAULT_OUTSIDE_VTCM`], 2 [`FAULT_DEEP`], 3 [`FAULT_OVERFLOW`], 4 [`FAULT_DMA`] |
+//! | [`STATUS_FAULT`] | 1 [`FAULT_OUTSIDE_VTCM`], 2 [`FAULT_DEEP`], 3 [`FAULT_OVERFLOW`], 4 [`FAULT_DMA`], 5 [`FAULT_CONTROL`], 6 [`FAULT_MISSING`] |
 //!
 //! [`describe`] returns their meaning in words.
 
@@ -67,7 +67,7 @@ use core::ops::DerefMut;
 
 use bytemuck::Pod;
 
-use crate::hmx::Hmx;
+use crate::hmx::{Form, Hmx};
 use crate::layout::Tile;
 use crate::ops::attention::{ExpTable, TABLE_TILES};
 use crate::rt::Engine;
@@ -105,7 +105,7 @@ pub struct Units<V> {
     pub hmx: Hmx,
     /// Number of vector units: the most threads that compute.
     pub threads: usize,
-    /// Architecture: 73, 75, 79 or 81.
+    /// Architecture: 68, 69, 73, 75, 79 or 81.
     pub arch: u32,
 }
 
@@ -229,13 +229,16 @@ where
     ///
     /// # Errors
     /// `ERROR_VERSION` if the host's version differs; `ERROR_CALL` if called before or with an unknown
-    /// [`Start::power`]; `ERROR_RING` if the region cannot be mapped or holds no ring; `ERROR_UNITS`
+    /// [`Start::power`] or [`Start::matrix`]; `ERROR_RING` if the region cannot be mapped or holds no ring; `ERROR_UNITS`
     /// without VTCM.
     pub fn start(&mut self, start: &Start) -> Result<Info, i32> {
         if start.version != VERSION {
             return Err(ERROR_VERSION);
         }
         if self.phase != Phase::Fresh || Power::from_number(start.power).is_none() {
+            return Err(ERROR_CALL);
+        }
+        if start.matrix > 1 {
             return Err(ERROR_CALL);
         }
         if self.units.vtcm.is_empty() || self.units.threads == 0 {
@@ -247,6 +250,9 @@ where
         let wanted = usize::try_from(start.threads).unwrap_or(usize::MAX);
         let most = self.units.threads;
         self.engine = Engine::new(if wanted == 0 { most } else { wanted.min(most) });
+        if start.matrix == 0 {
+            self.units.hmx.leave_alone();
+        }
         self.phase = Phase::Started;
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         Ok(Info {
@@ -255,6 +261,7 @@ where
             vtcm_bytes: number(size_of_val(split_vtcm(&mut self.units.vtcm).0)),
             threads: number(self.engine.threads()),
             units: number(self.units.threads),
+            matrix: u32::from(self.units.hmx.form() != Form::Vectors),
             votes: self.platform.votes(),
         })
     }

@@ -58,7 +58,7 @@ pub use wide::*;
 /// First word of the header: the characters `NPU1`.
 pub const MAGIC: u32 = 0x3155_504e;
 /// Version of everything in this module.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// Byte offset of the host's count of commands written.
 pub const PUBLISHED: usize = 128;

@@ -5,7 +5,7 @@ mod common;
 
 use common::Numbers;
 use half::f16;
-use hexagon_ops::hmx::{Fault, Hmx, MAX_DEEP, ScaleBlock};
+use hexagon_ops::hmx::{Fault, Form, Hmx, MAX_DEEP, ScaleBlock, vectors};
 use hexagon_ops::layout::{TILE_DIM, Tile, f16_tile_offset};
 
 /// A tile with element (i, j) = `f(i, j)`.
@@ -102,4 +102,71 @@ fn hardware_traps_become_faults() {
     hmx.store(&mut out[0]);
     assert_eq!(hmx.take_fault(), Some(Fault::Overflow));
     assert_eq!(hmx.take_fault(), None);
+}
+
+#[test]
+fn a_unit_without_scales_rounds_and_takes_a_zero_block_only() {
+    let mut vtcm = vec![
+        tile(|i, j| f32::from(u8::from(i == j))),
+        tile(|i, j| (i * 32 + j) as f32),
+        Tile::ZERO,
+        // Room for two blocks.
+        Tile::ZERO,
+    ];
+    let mut hmx = Hmx::of_form(Form::Plain, &vtcm);
+    let (operands, out) = vtcm.split_at_mut(2);
+    let (out, blocks) = out.split_at_mut(1);
+    let blocks: &mut [ScaleBlock] = bytemuck::cast_slice_mut(blocks);
+    hmx.clear();
+    hmx.load_scale(&blocks[0]);
+    hmx.multiply(&operands[..1], &operands[1..]);
+    hmx.store(&mut out[0]);
+    assert_eq!(elem(&out[0], 3, 5), 101.0);
+    assert_eq!(hmx.take_fault(), None);
+    blocks[1] = ScaleBlock::ONE;
+    hmx.load_scale(&blocks[1]);
+    assert_eq!(hmx.take_fault(), Some(Fault::Control));
+}
+
+#[test]
+fn a_missing_unit_is_not_used() {
+    let mut vtcm = vec![Tile::ZERO; 2];
+    let mut hmx = Hmx::new(&vtcm);
+    hmx.leave_alone();
+    assert_eq!(hmx.form(), Form::Vectors);
+    let (act, weights) = vtcm.split_at_mut(1);
+    hmx.multiply(act, weights);
+    assert_eq!(hmx.take_fault(), Some(Fault::Missing));
+}
+
+#[test]
+fn vectors_give_the_units_results() {
+    let mut numbers = Numbers::default();
+    for (deep, n_rows, scale) in [(1, 32, 0x3c00), (3, 1, 0x2800), (40, 17, 0x6400), (2, 8, 0)] {
+        let act: Vec<Tile> = (0..deep).map(|_| tile(|_, _| numbers.float())).collect();
+        let weights: Vec<Tile> = (0..deep).map(|_| tile(|_, _| numbers.float())).collect();
+        let untouched = tile(|_, _| 77.0);
+        let mut out = untouched;
+        let block = ScaleBlock::splat(scale);
+        vectors::multiply(&act, &weights, &block, n_rows, &mut out);
+        let scale = f16::from_bits(scale).to_f64();
+        for i in 0..TILE_DIM {
+            for n in 0..TILE_DIM {
+                if i >= n_rows.next_multiple_of(2) {
+                    assert_eq!(elem(&out, i, n), 77.0, "{n_rows} rows ({i},{n})");
+                    continue;
+                }
+                let products = (0..deep * TILE_DIM).map(|k| {
+                    let (kt, k) = (k / TILE_DIM, k % TILE_DIM);
+                    elem(&act[kt], i, k) * elem(&weights[kt], k, n)
+                });
+                let want = scale * products.sum::<f64>();
+                let error = (elem(&out, i, n) - want).abs();
+                assert!(
+                    error <= want.abs() * 2_f64.powi(-11) + scale * 3e-5,
+                    "{deep} tiles, {n_rows} rows ({i},{n}): {error:e} of {want}"
+                );
+            }
+        }
+    }
 }

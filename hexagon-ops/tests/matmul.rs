@@ -6,7 +6,7 @@ mod common;
 
 use common::{Numbers, Weights};
 use hexagon_ops::error::Error;
-use hexagon_ops::hmx::Hmx;
+use hexagon_ops::hmx::{Form, Hmx};
 use hexagon_ops::layout::{Line, MatrixLayout, Tile, WeightType};
 use hexagon_ops::ops::matmul::{Dots, ExpertMatMul, GemmPlan, Machine, MatMul, RowStarts};
 use hexagon_ops::rt::Engine;
@@ -27,6 +27,13 @@ impl Parts {
             hmx: Hmx::new(&vtcm),
             vtcm,
         }
+    }
+
+    /// As [`Self::new`], on a chip with another matrix unit, or none.
+    fn of_form(form: Form, threads: usize, vtcm_tiles: usize) -> Self {
+        let mut parts = Self::new(threads, vtcm_tiles);
+        parts.hmx = Hmx::of_form(form, &parts.vtcm);
+        parts
     }
 
     fn machine(&mut self) -> Machine<'_> {
@@ -550,6 +557,25 @@ fn host_speed() {
                 "{weight:?} M {m}: {:.0} us, {ns_per_weight:.3} ns per weight",
                 seconds * 1e6
             );
+        }
+    }
+}
+
+#[test]
+fn chips_with_an_older_unit_or_none_multiply_as_exactly() {
+    let mut numbers = Numbers::default();
+    for form in [Form::Plain, Form::Vectors] {
+        for weight in WeightType::ALL {
+            for (threads, vtcm_tiles, shape) in [
+                (1, 1024, (1, 64, 33)),
+                (4, 1024, (5, 96, 64)),
+                (3, 64, (70, 256, 70)),
+                (2, 512, (33, 64, 300)),
+            ] {
+                let mut parts = Parts::of_form(form, threads, vtcm_tiles);
+                check_with(Dots::None, &mut parts, weight, shape, &mut numbers);
+                check(&mut parts, weight, shape, &mut numbers);
+            }
         }
     }
 }

@@ -738,12 +738,22 @@ fn kernels_take_the_recorded_packets() {
     }
     let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packets.txt");
     let mut measured = String::new();
-    for library in common::LIBRARIES {
+    // The library for V69 differs from that for V68 in one instruction.
+    for library in common::LIBRARIES
+        .into_iter()
+        .filter(|library| *library != "v69")
+    {
         let guest = match guest(library) {
             Ok(guest) => without_units(&guest, Copies::Free),
             Err(reason) => return println!("SKIPPED: {reason}"),
         };
-        let tables = [-1, -4].map(|number| run(&emulator, &guest, request(number)));
+        let whole = match library {
+            // Those without a matrix unit: all others take about what V79's take.
+            "v68" => -2_i32,
+            _ => 0,
+        };
+        let tables = [request(-1), request_with(-4, whole.cast_unsigned())];
+        let tables = tables.map(|request| run(&emulator, &guest, request));
         let text = String::from_utf8(tables.concat()).unwrap();
         for line in text.lines() {
             measured.push_str(&format!("{library} {line}\n"));
@@ -762,7 +772,7 @@ fn kernels_take_the_recorded_packets() {
                     # memcpy_BYTES, memset_BYTES: a call; odd: from an odd address.\n\
                     # attention_T_rR: per position, a head of 64 with R query rows, keys and values of type T; the matrix unit's packets count.\n\
                     # whole_*: a further command of a list, read, checked and executed, on results of earlier ones; copies of the DMA engine are free.\n\
-                    # whole_mul_mat_T_mM: per tile, K = N = 2048, activations of one or two rows in 8 bits or 16_bits; whole_attention_T_hD_QonK_rR: per position and query head, 1024 positions.\n";
+                    # whole_mul_mat_T_mM: per tile, K = N = 2048, activations of one or two rows in 8 bits or 16_bits; on_vectors: without a matrix unit; whole_attention_T_hD_QonK_rR: per position and query head, 1024 positions.\n";
         let head = head.replace("NIGHTLY", nightly);
         std::fs::write(&table, format!("{head}{measured}")).unwrap();
     }

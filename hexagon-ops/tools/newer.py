@@ -32,7 +32,7 @@ def packets(objdump, library):
         instruction = line.split(":", 1)[1].strip()
         instruction = re.sub(r"(?:##?)?0x[0-9a-f]+ <[^>]*>+", TARGET, instruction)
         packet.append(instruction.replace("\t", " "))
-        if "}" in instruction or "<unknown>" in instruction and "{" not in packet[0]:
+        if "}" in instruction or ("<unknown>" in instruction and "{" not in packet[0]):
             if not any("<unknown>" in part for part in packet):
                 found.add("\n".join(part.replace(";", "\n") for part in packet))
             packet = []

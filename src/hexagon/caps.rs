@@ -5,6 +5,8 @@
 pub struct HexCaps {
     /// Architecture: 73 for V73.
     pub arch: u32,
+    /// `false` for chips without a matrix unit: vector units compute the products of tiles.
+    pub has_matrix: bool,
     /// Name in `GGML_RUST_NPU_SIM`.
     pub name: &'static str,
     /// Bytes that a session can have mapped at a time.
@@ -50,28 +52,65 @@ pub const VECTOR_UNITS: u32 = 4;
 // bytes of their 32-bit address space.
 const ADDRESS_BYTES: u64 = 3_355_443_200;
 
-/// Every Hexagon architecture with the matrix instructions that the kernels use.
-pub const ALL: [HexCaps; 4] = [
+// SOURCE: hexagon-ops/tests/packets.txt, `whole_mul_mat_q4_0_m32_on_vectors` of v68, on four threads of 1100 packets in a
+// microsecond: 2 * 32^3 operations of two tiles take 17 packets for each of 32 rows.
+const NO_MATRIX: HexRates = HexRates {
+    hmx_gflops: 530.0,
+    ..HEX_RATES
+};
+
+// SOURCE: "HMX feature validation on Snapdragon 888" ran FP16 tiles of a V68's matrix unit; QNN's list of chips says that
+// QCS6490 (V68) has no FP16 unit, and said so of SM8350, which has. So both are simulated, and a device decides by the unit's
+// lock and the self-test. The address space is taken to be V73's, and rates are those above for want of others.
+const OLD_ADDRESS_BYTES: u64 = 3000 * 1024 * 1024;
+
+/// Every Hexagon architecture with the instructions that the kernels use; the usual chip of each before its variants.
+pub const ALL: [HexCaps; 7] = [
+    HexCaps {
+        arch: 68,
+        has_matrix: true,
+        name: "hexagon-v68",
+        address_bytes: OLD_ADDRESS_BYTES,
+        rates: HEX_RATES,
+    },
+    HexCaps {
+        arch: 68,
+        has_matrix: false,
+        name: "hexagon-v68-hvx",
+        address_bytes: OLD_ADDRESS_BYTES,
+        rates: NO_MATRIX,
+    },
+    HexCaps {
+        arch: 69,
+        has_matrix: true,
+        name: "hexagon-v69",
+        address_bytes: OLD_ADDRESS_BYTES,
+        rates: HEX_RATES,
+    },
     HexCaps {
         arch: 73,
+        has_matrix: true,
         name: "hexagon-v73",
         address_bytes: 3000 * 1024 * 1024,
         rates: HEX_RATES,
     },
     HexCaps {
         arch: 75,
+        has_matrix: true,
         name: "hexagon-v75",
         address_bytes: ADDRESS_BYTES,
         rates: HEX_RATES,
     },
     HexCaps {
         arch: 79,
+        has_matrix: true,
         name: "hexagon-v79",
         address_bytes: ADDRESS_BYTES,
         rates: HEX_RATES,
     },
     HexCaps {
         arch: 81,
+        has_matrix: true,
         name: "hexagon-v81",
         address_bytes: ADDRESS_BYTES,
         rates: HEX_RATES,

@@ -53,6 +53,8 @@ pub struct SessionOptions {
     pub serving: Serving,
     /// The library to load, of V73's two.
     pub floats: Floats,
+    /// `false` to leave the matrix unit alone.
+    pub matrix: bool,
 }
 
 impl HexNpu {

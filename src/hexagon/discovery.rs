@@ -118,7 +118,10 @@ fn all_sessions(config: &Config) -> Vec<std::result::Result<SessionPlan, Absence
     for chip in &config.sim {
         if let SimChip::Hexagon(caps) = chip {
             match simulate(caps, config) {
-                Ok(rpc) => found.extend(sessions_behind(&rpc, config)),
+                Ok(rpc) => found.extend(sessions_behind(&rpc, config).into_iter().map(|plan| {
+                    // The chip may be a variant of its architecture.
+                    plan.map(|plan| SessionPlan { caps, ..plan })
+                })),
                 Err(error) => found.push(Err(Absence::Failed(error))),
             }
         }
@@ -137,7 +140,7 @@ fn all_sessions(config: &Config) -> Vec<std::result::Result<SessionPlan, Absence
 }
 
 /// As [`sessions`], for the compute DSPs behind a library: the sessions of the first one, then
-/// those of the second one, if there is one.
+/// those of each other one that there is.
 #[must_use]
 pub fn sessions_behind(
     rpc: &Arc<FastRpc>,
@@ -178,6 +181,9 @@ fn why_not_loaded(error: Error, config: &Config) -> Absence {
 
 fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
     let mut options = sim::Options::new(caps.arch);
+    if !caps.has_matrix {
+        options.matrix = sim::MatrixUnit::Refused;
+    }
     options.faults.clone_from(&config.faults.fastrpc);
     options.coherence = match config.coherence {
         rknpu_ops::sim::Coherence::Relaxed => sim::Coherence::Relaxed,
@@ -189,22 +195,22 @@ fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
     FastRpc::simulate(options)
 }
 
-/// Returns the chip that a DSP is part of; `None` if there is no second DSP. For a DSP that is not
+/// Returns the chip that a DSP is part of; `None` if there is no such DSP beside the first one. For a DSP that is not
 /// there, libraries answer with an error or with 0.
 fn chip_behind(rpc: &FastRpc, dsp: Domain) -> Result<Option<&'static HexCaps>> {
     let arch = match (rpc.attribute(dsp, ffi::attribute::ARCH_VER), dsp) {
-        (Ok(0), Domain::Cdsp1) => return Ok(None),
-        (Ok(version), _) => ffi::arch_of(version),
-        (Err(error), Domain::Cdsp1) => {
-            log::debug!("no second Hexagon NPU: {error}");
+        (Err(error), Domain::Cdsp) => return Err(error),
+        (Err(error), dsp) => {
+            log::debug!("no Hexagon NPU {}: {error}", dsp.name().to_string_lossy());
             return Ok(None);
         }
-        (Err(error), Domain::Cdsp) => return Err(error),
+        (Ok(0), dsp) if dsp != Domain::Cdsp => return Ok(None),
+        (Ok(version), _) => ffi::arch_of(version),
     };
     let known = caps::by_arch(arch).ok_or_else(|| Error::Architecture {
         what: "the Hexagon NPU",
         have: format!("V{arch}"),
-        want: "V73, V75, V79 or V81".into(),
+        want: "V68, V69, V73, V75, V79 or V81".into(),
     });
     known.map(Some)
 }

@@ -325,10 +325,17 @@ impl Connection {
     ///
     /// - `threads`: most threads that compute; 0 for one on each vector unit
     /// - `power`: the power that the DSP's library votes for
+    /// - `matrix`: `false` to leave the matrix unit alone
     ///
     /// # Errors
     /// `FastRpc`.
-    pub fn start(&self, ring: &RingMemory, threads: u32, power: Power) -> Result<Info> {
+    pub fn start(
+        &self,
+        ring: &RingMemory,
+        threads: u32,
+        power: Power,
+        matrix: bool,
+    ) -> Result<Info> {
         if power != Power::Saver {
             self.ask_for_short_calls();
         }
@@ -338,6 +345,7 @@ impl Connection {
             bytes: u32::try_from(ring.mapped_bytes()).unwrap_or(u32::MAX),
             threads,
             power: power as u32,
+            matrix: u32::from(matrix),
         };
         let mut info: Info = bytemuck::Zeroable::zeroed();
         self.invoke(

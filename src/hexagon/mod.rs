@@ -55,6 +55,9 @@ pub mod stream;
 // space of 3 GB.
 pub const MAX_BUFFER_BYTES: usize = 1 << 30;
 
+/// Rows of weights in models of up to a few billion parameters are no longer.
+const COMMON_ROW: usize = 8192;
+
 /// Longest list of names that are remembered so that a log line comes once.
 const MAX_TOLD: usize = 1000;
 
@@ -158,11 +161,21 @@ impl HexDevice {
         caps: &'static HexCaps,
         options: Options<'_>,
     ) -> Result<Arc<Self>> {
-        let device = Self::open(name, rpc, caps, options, Floats::Usual)?;
+        let device = Self::open(name, rpc, caps, options, Floats::Usual, true)?;
         let error = match selftest::run(&device.npu) {
             Ok(()) => return device.with_rates(options).map(Arc::new),
             Err(error) => error,
         };
+        let has_unsure_unit = caps.arch < 73 && device.npu.info().matrix != 0;
+        if has_unsure_unit && !device.npu.is_lost() {
+            drop(device);
+            log::warn!(
+                "{name}: the self-test failed with the matrix unit ({error}); trying without it"
+            );
+            let device = Self::open(name, rpc, caps, options, Floats::Usual, false)?;
+            selftest::run(&device.npu)?;
+            return device.with_rates(options).map(Arc::new);
+        }
         if caps.arch != 73 || !device.npu.is_lost() {
             return Err(error);
         }
@@ -170,7 +183,7 @@ impl HexDevice {
         log::warn!(
             "{name}: the self-test ended the DSP's process ({error}); trying the library without IEEE floats"
         );
-        let device = Self::open(name, rpc, caps, options, Floats::Qfloat)?;
+        let device = Self::open(name, rpc, caps, options, Floats::Qfloat, true)?;
         selftest::run(&device.npu)?;
         device.with_rates(options).map(Arc::new)
     }
@@ -196,7 +209,7 @@ impl HexDevice {
         caps: &'static HexCaps,
         options: Options<'_>,
     ) -> Result<Self> {
-        Self::open(name, rpc, caps, options, Floats::Usual)
+        Self::open(name, rpc, caps, options, Floats::Usual, true)
     }
 
     fn open(
@@ -205,6 +218,7 @@ impl HexDevice {
         caps: &'static HexCaps,
         options: Options<'_>,
         floats: Floats,
+        matrix: bool,
     ) -> Result<Self> {
         let name: Arc<str> = name.into();
         let settings = SessionOptions {
@@ -216,8 +230,17 @@ impl HexDevice {
             power: options.power,
             serving: options.serving,
             floats,
+            matrix,
         };
         let npu = HexNpu::open(&name, rpc, caps, settings)?;
+        let vtcm_bytes = npu.info().vtcm_bytes as usize;
+        let longest = plan::longest_row(vtcm_bytes);
+        if longest < COMMON_ROW {
+            log::warn!(
+                "{name}: products with rows of more than {longest} elements are left to the CPU: there are {} KiB of VTCM",
+                vtcm_bytes / 1024
+            );
+        }
         let (threads, is_simulated) = (npu.info().threads, npu.is_simulated());
         let trace = (options.trace)
             .and_then(|path| Trace::create(path, &name, caps, threads, is_simulated));
@@ -378,11 +401,16 @@ impl Device for HexDevice {
             ""
         };
         let which = match self.dsp {
-            Domain::Cdsp => "",
-            Domain::Cdsp1 => " cdsp1",
+            Domain::Cdsp => String::new(),
+            dsp => format!(" {}", dsp.name().to_string_lossy()),
+        };
+        let unit = if info.matrix == 0 {
+            " without a matrix unit"
+        } else {
+            ""
         };
         format!(
-            "Qualcomm Hexagon V{} NPU{which}, {} KiB VTCM, {} HVX thread(s){simulated}",
+            "Qualcomm Hexagon V{} NPU{which}{unit}, {} KiB VTCM, {} HVX thread(s){simulated}",
             info.arch,
             info.vtcm_bytes / 1024,
             info.threads

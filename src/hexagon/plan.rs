@@ -1,6 +1,6 @@
 //! Plans the commands of the Hexagon NPU from a node's metadata alone. Knows no device.
 
-use hexagon_ops::layout::F16_TILE_BYTES;
+use hexagon_ops::layout::{F16_TILE_BYTES, MatrixLayout, TILE_DIM, WeightType};
 use hexagon_ops::ops::matmul::GemmPlan;
 use hexagon_ops::serve::MAX_CHOICES;
 use hexagon_ops::wire;
@@ -271,6 +271,27 @@ fn operands(
     GemmPlan::new(layout.matrix, 1, vtcm_bytes / F16_TILE_BYTES)
         .map_err(|_| "rows are too long for the VTCM")?;
     Ok(layout)
+}
+
+/// Returns the most elements of rows that products with weights of 8 bits take, a multiple of 32: longer ones do not fit in the
+/// VTCM.
+#[must_use]
+pub fn longest_row(vtcm_bytes: usize) -> usize {
+    let fits = |k_tiles: usize| {
+        MatrixLayout::new(WeightType::Q8_0, TILE_DIM, k_tiles * TILE_DIM)
+            .is_ok_and(|layout| GemmPlan::new(layout, 1, vtcm_bytes / F16_TILE_BYTES).is_ok())
+    };
+    // Each tile along K takes at least its own bytes of activations.
+    let (mut fitting, mut over) = (0, vtcm_bytes / F16_TILE_BYTES + 1);
+    while over - fitting > 1 {
+        let middle = usize::midpoint(fitting, over);
+        if fits(middle) {
+            fitting = middle;
+        } else {
+            over = middle;
+        }
+    }
+    fitting * TILE_DIM
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use ggml_rust_npu::hexagon::device::{Domain, Floats, HexNpu, Serving, SessionOpt
 use ggml_rust_npu::hexagon::driver::FastRpc;
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::reference;
-use hexagon_ops::sim::parse_faults;
+use hexagon_ops::sim::{MatrixUnit, parse_faults};
 
 use super::common::*;
 
@@ -211,6 +211,7 @@ fn the_ring_and_all_buffers_are_unmapped_before_the_process_ends() {
         power: hexagon_ops::wire::Power::Burst,
         serving: Serving::Thread,
         floats: Floats::Usual,
+        matrix: true,
     };
     let npu = HexNpu::open(&"HEX0".into(), &rpc, caps, settings).unwrap();
     let buffer = npu.allocate(1000).unwrap();
@@ -411,4 +412,58 @@ fn v73_without_ieee_floats_gets_the_library_in_qfloat() {
     let rpc = device.npu().rpc();
     let opened = rpc.stand_in().unwrap().calls("remote_handle64_open");
     assert_eq!(opened, 1);
+}
+
+/// Multiplies some rows and compares.
+fn check_products(device: &Arc<HexDevice>, what: &str) {
+    let mut numbers = Numbers::new(7);
+    for kind in KINDS {
+        let w = Weight::random(&mut numbers, kind, [256, 70, 1, 1]);
+        let home = buffer_with(device, &w, Place::Packed);
+        for rows in [1, 3, 40] {
+            let act = numbers.floats(256 * rows);
+            let have = mul_mat(device, &w, &home, &act, [256, rows, 1, 1]).unwrap();
+            let want = reference::mul_mat(&act, &w.values, 256);
+            let error = reference::nmse(&have, &want);
+            assert!(error <= 1e-4, "{what}: {rows} rows: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn a_matrix_unit_that_is_missing_or_wrong_is_left_alone() {
+    for (arch, matrix, left) in [
+        (68, MatrixUnit::Works, true),
+        (68, MatrixUnit::Refused, false),
+        (68, MatrixUnit::Wrong, false),
+        (69, MatrixUnit::Works, true),
+        (75, MatrixUnit::Refused, false),
+    ] {
+        let what = format!("{matrix:?} on V{arch}");
+        let mut sim = strict(arch);
+        sim.matrix = matrix;
+        let device = device_with(sim, OPTIONS).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert_eq!(device.npu().info().matrix, u32::from(left), "{what}");
+        let is_told = device.description().contains("without a matrix unit");
+        assert_eq!(is_told, !left, "{what}: {}", device.description());
+        check_products(&device, &what);
+    }
+    // The unit of a later chip is known to exist: one that is wrong is no reason to trust the rest.
+    let mut sim = strict(75);
+    sim.matrix = MatrixUnit::Wrong;
+    let error = device_with(sim, OPTIONS).unwrap_err();
+    assert!(matches!(error, Error::SelfTest { .. }), "{error}");
+}
+
+#[test]
+fn chips_with_little_vtcm_compute() {
+    for kib in [256, 1024, 2048, 4096] {
+        for matrix in [MatrixUnit::Works, MatrixUnit::Refused] {
+            let mut sim = strict(68);
+            (sim.matrix, sim.vtcm_bytes) = (matrix, kib << 10);
+            let what = format!("{kib} KiB, {matrix:?}");
+            let device = device_with(sim, OPTIONS).unwrap_or_else(|e| panic!("{what}: {e}"));
+            check_products(&device, &what);
+        }
+    }
 }

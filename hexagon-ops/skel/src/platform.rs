@@ -28,9 +28,9 @@ pub struct Dsp {
 }
 
 impl Dsp {
-    /// Votes for power.
-    pub fn vote(&mut self, power: Power) {
-        self.votes = power::vote(power);
+    /// Votes for power, of the matrix unit if `has_matrix`.
+    pub fn vote(&mut self, power: Power, has_matrix: bool) {
+        self.votes = power::vote(power, has_matrix);
         let names = [c"client", c"clocks", c"vector units", c"matrix unit"];
         for (vote, name) in self.votes.iter().zip(names) {
             if *vote != 0 {

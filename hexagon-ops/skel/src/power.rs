@@ -157,7 +157,7 @@ impl Clocks {
 }
 
 /// Votes; the system's answers.
-pub fn vote(power: Power) -> [i32; VOTES.len()] {
+pub fn vote(power: Power, has_matrix: bool) -> [i32; VOTES.len()] {
     let client = Request::new(SET_APPTYPE, &[(0, COMPUTE_CLIENT)]).send();
     let mut clocks = Clocks::of(power).request();
     if power == Power::Burst {
@@ -165,7 +165,8 @@ pub fn vote(power: Power) -> [i32; VOTES.len()] {
     }
     let clocks = clocks.send();
     let vectors = Request::new(SET_HVX, &[(0, 1)]).send();
-    [client, clocks, vectors, matrix(power)]
+    let matrix = if has_matrix { matrix(power) } else { 0 };
+    [client, clocks, vectors, matrix]
 }
 
 /// Takes all votes back.

@@ -4,7 +4,7 @@ use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::Ordering;
 
-use hexagon_ops::hmx::Hmx;
+use hexagon_ops::hmx::{Form, Hmx};
 use hexagon_ops::layout::{F16_TILE_BYTES, Tile};
 use hexagon_ops::rt::invoke::Call;
 use hexagon_ops::rt::{Admission, Stage, thread_priority};
@@ -23,7 +23,7 @@ pub const ARCH: u32 = match env!("SKEL_ARCH").as_bytes() {
     [b'v', tens @ b'0'..=b'9', ones @ b'0'..=b'9'] => {
         (*tens - b'0') as u32 * 10 + (*ones - b'0') as u32
     }
-    _ => panic!("SKEL_ARCH is not v73, v75, v79 or v81"),
+    _ => panic!("SKEL_ARCH is not a v and two digits"),
 };
 
 /// The only handle.
@@ -80,7 +80,7 @@ pub fn open() -> Result<u64, i32> {
     state.reset();
     // SAFETY: only `Server` works with the unit, inside `serve`, where `Lent` holds the lock; there
     // is one server.
-    let hmx = unsafe { Hmx::assume_held() };
+    let hmx = unsafe { Hmx::assume_held(Form::of_arch(ARCH)) };
     let units = Units {
         vtcm: Default::default(),
         hmx,
@@ -135,7 +135,8 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
         Some(server) => {
             // Before the matrix unit is asked for.
             if call.method == METHOD_START {
-                server.platform().vote(Start::power_of(call.input));
+                let matrix = Start::uses_matrix(call.input);
+                server.platform().vote(Start::power_of(call.input), matrix);
             }
             with_units(server, call)
         }
@@ -152,17 +153,29 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
 /// Lends the units to the server for the time of a call.
 #[inline(never)]
 fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
-    let mut lent = Lent::new(call.method)?;
-    let locked = call.method == METHOD_SERVE;
     let call_starts = call.method == METHOD_START;
-    if locked {
-        let (mut refused, resource) = (0, lent.resource);
-        // The lock is the thread's that takes it.
-        server.on_matrix_thread(|| refused = hap::compute_resource_hmx_lock(resource));
-        if refused != 0 {
-            log::line(c"no matrix unit", c"compute_resource_hmx_lock", refused);
-            return Err(ERROR_UNITS);
+    let mut lent = if call_starts && Start::uses_matrix(call.input) {
+        // A system without the unit refuses one of the steps to it.
+        let lent = Lent::new(call.method, true);
+        let has_matrix = (lent.as_ref()).is_ok_and(|lent| lock_matrix(server, lent.resource));
+        match lent {
+            Ok(lent) if has_matrix => {
+                unlock_matrix(server, lent.resource);
+                lent
+            }
+            refused => {
+                drop(refused);
+                server.units().hmx.leave_alone();
+                Lent::new(call.method, false)?
+            }
         }
+    } else {
+        let has_matrix = !call_starts && server.units().hmx.form() != Form::Vectors;
+        Lent::new(call.method, has_matrix)?
+    };
+    let locked = call.method == METHOD_SERVE && server.units().hmx.form() != Form::Vectors;
+    if locked && !lock_matrix(server, lent.resource) {
+        return Err(ERROR_UNITS);
     }
     // SAFETY: `lent` holds the memory until the end of this function, where it is taken from the
     // server again.
@@ -170,15 +183,29 @@ fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
     let result = server.invoke(call);
     server.units().vtcm = Default::default();
     if locked {
-        let resource = lent.resource;
-        server.on_matrix_thread(|| {
-            hap::compute_resource_hmx_unlock(resource);
-        });
+        unlock_matrix(server, lent.resource);
     }
     if call_starts && result.is_ok() && !server.has_matrix_thread() {
         log::line(c"no thread for the matrix unit", c"threads", 0);
     }
     result
+}
+
+/// Takes the matrix unit for the thread that computes with it, whose the lock is. Returns `false` if it is refused.
+fn lock_matrix(server: &Loop, resource: c_uint) -> bool {
+    let mut refused = 0;
+    server.on_matrix_thread(|| refused = hap::compute_resource_hmx_lock(resource));
+    if refused != 0 {
+        log::line(c"no matrix unit", c"compute_resource_hmx_lock", refused);
+    }
+    refused == 0
+}
+
+/// Gives it back.
+fn unlock_matrix(server: &Loop, resource: c_uint) {
+    server.on_matrix_thread(|| {
+        hap::compute_resource_hmx_unlock(resource);
+    });
 }
 
 /// Returns `true` if the resource manager asks for VTCM when a client with the priority of this thread waits for it. Shells of
@@ -219,12 +246,13 @@ struct Lent {
 }
 
 impl Lent {
-    /// Waits for all of the VTCM. A call that serves and does not get it can be made again.
-    fn new(method: u32) -> Result<Self, i32> {
-        let turns = if method == METHOD_SERVE {
-            1
-        } else {
-            ACQUIRE_TURNS
+    /// Waits for all of the VTCM, and the right to lock the matrix unit if `has_matrix`. A call that serves and does not get it can be made again.
+    fn new(method: u32, has_matrix: bool) -> Result<Self, i32> {
+        let turns = match (method, has_matrix && ARCH < 73) {
+            (METHOD_SERVE, _) => 1,
+            // A chip of these may have no matrix unit, and then this wait is in vain.
+            (_, true) => ACQUIRE_TURNS / 10,
+            (_, false) => ACQUIRE_TURNS,
         };
         let mut bytes = 0;
         let (layout, free) = (core::ptr::null_mut(), core::ptr::null_mut());
@@ -250,8 +278,10 @@ impl Lent {
             // SAFETY: as above; the callback needs no context.
             unsafe { set(attributes, on_vtcm_wanted, core::ptr::null_mut()) };
         }
-        // SAFETY: as above.
-        failed |= unsafe { hap::compute_resource_attr_set_hmx_param(attributes, 1) };
+        if has_matrix {
+            // SAFETY: as above.
+            failed |= unsafe { hap::compute_resource_attr_set_hmx_param(attributes, 1) };
+        }
         if failed != 0 {
             return Err(ERROR_UNITS);
         }

@@ -6,24 +6,44 @@
 
 use core::arch::asm;
 
-use super::{Fault, MAX_DEEP, ScaleBlock};
+use super::{Fault, Form, MAX_DEEP, ScaleBlock};
 use crate::layout::{F16_TILE_BYTES, Tile};
 
-/// Proof that a thread of the engine holds the matrix unit.
+/// The operand of a store beside its address: a tile's last byte on V68 and V69, as their programs have it.
+///
+/// SOURCE: "HMX feature validation on Snapdragon 888" for 2047, llama.cpp ggml-hexagon htp/hmx-utils.h for 0.
+const STORE_RANGE: usize = if cfg!(target_feature = "hvxv73") {
+    0
+} else {
+    F16_TILE_BYTES - 1
+};
+
+/// Proof that a thread of the engine holds the matrix unit, or knowledge that there is none.
 #[derive(Debug)]
-pub struct Hmx(());
+pub struct Hmx(Form);
 
 impl Hmx {
     /// Creates the proof without taking the unit.
     ///
     /// # Safety
-    /// - Each thread that calls a method holds the HMX lock and the power vote for HMX at that time
+    /// - Unless `form` is [`Form::Vectors`], each thread that calls a method holds the HMX lock and the power vote for HMX at that time
     ///   (a step's part for the unit stays on such a thread for this reason).
     /// - No other `Hmx` exists meanwhile.
     /// - Tiles and scale blocks passed to its methods lie in VTCM, mapped as one page.
     #[must_use]
-    pub unsafe fn assume_held() -> Self {
-        Self(())
+    pub unsafe fn assume_held(form: Form) -> Self {
+        Self(form)
+    }
+
+    /// Returns what computes the products. With [`Form::Vectors`], no method below may be called.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        self.0
+    }
+
+    /// Has the vector units compute all products from now on.
+    pub fn leave_alone(&mut self) {
+        self.0 = Form::Vectors;
     }
 
     /// Sets both accumulators to zero: `mxclracc.hf`.
@@ -70,7 +90,7 @@ impl Hmx {
         // SAFETY: the unit is held; the tile is aligned by its type and in VTCM by the
         // constructor's contract.
         unsafe {
-            asm!(".word 0xa6e0e104", in("r0") core::ptr::from_mut(out), in("r1") 0, options(nostack))
+            asm!(".word 0xa6e0e104", in("r0") core::ptr::from_mut(out), in("r1") STORE_RANGE, options(nostack))
         };
     }
 

@@ -13,7 +13,7 @@ mod avx512;
 
 use core::ops::Range;
 
-use super::{Fault, MAX_DEEP, ScaleBlock};
+use super::{Fault, Form, MAX_DEEP, ScaleBlock};
 use crate::hvx::host::widen_f16;
 use crate::hvx::{self, Kernel, widest};
 use crate::layout::{Line, TILE_DIM, Tile};
@@ -24,6 +24,8 @@ type Matrix = [[f32; TILE_DIM]; TILE_DIM];
 /// A matrix unit with its two accumulators.
 #[derive(Debug)]
 pub struct Hmx {
+    form: Form,
+    clips: bool,
     vtcm: Range<usize>,
     accumulators: Box<[Matrix; 2]>,
     current: usize,
@@ -41,13 +43,39 @@ impl Hmx {
     /// Returns a unit that accepts operands inside `vtcm` only.
     #[must_use]
     pub fn new(vtcm: &[Tile]) -> Self {
+        Self::of_form(Form::Scaling, vtcm)
+    }
+
+    /// As [`Self::new`], for a unit of some form, or none.
+    #[must_use]
+    pub fn of_form(form: Form, vtcm: &[Tile]) -> Self {
         Self {
+            form,
+            clips: false,
             vtcm: span(vtcm.as_ptr(), size_of_val(vtcm)),
             accumulators: Box::new([[[0.0; TILE_DIM]; TILE_DIM]; 2]),
             current: 0,
-            scale: ScaleBlock::ONE,
+            scale: form.unchanged(),
             fault: None,
         }
+    }
+
+    /// Has stores clip results to less than 2, as a unit without scales does with the control block of a unit with scales.
+    #[must_use]
+    pub fn clipping(mut self) -> Self {
+        self.clips = true;
+        self
+    }
+
+    /// Returns what computes the products. With [`Form::Vectors`], every method below is a fault.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Has the vector units compute all products from now on.
+    pub fn leave_alone(&mut self) {
+        self.form = Form::Vectors;
     }
 
     /// Remembers the first fault.
@@ -72,6 +100,9 @@ impl Hmx {
 
     /// Sets the scale of the following stores: `bias = mxmem2(Rs)`.
     pub fn load_scale(&mut self, block: &ScaleBlock) {
+        if self.form == Form::Plain && *block != ScaleBlock::ZERO {
+            return self.fail(Fault::Control);
+        }
         if self.check(core::slice::from_ref(block)) {
             self.scale = *block;
         }
@@ -83,6 +114,9 @@ impl Hmx {
     /// - `act`: 32 rows, tiles of K one after the other
     /// - `weights`: as many tiles of one strip
     pub fn multiply(&mut self, act: &[Tile], weights: &[Tile]) {
+        if self.form == Form::Vectors {
+            return self.fail(Fault::Missing);
+        }
         if act.len() != weights.len() || !(1..=MAX_DEEP).contains(&act.len()) {
             return self.fail(Fault::Deep {
                 act: act.len(),
@@ -111,12 +145,24 @@ impl Hmx {
             return;
         }
         let accumulator = &mut self.accumulators[self.current];
+        let scale = match self.form {
+            // The zero block of the older form leaves products unchanged.
+            Form::Plain => &ScaleBlock::ONE,
+            Form::Scaling | Form::Vectors => &self.scale,
+        };
         let overflow = widest(Store {
             accumulator,
-            scale: &self.scale,
+            scale,
             out,
         });
         *accumulator = [[0.0; TILE_DIM]; TILE_DIM];
+        if self.clips {
+            let halves: &mut [[u16; 64]; TILE_DIM / 2] = bytemuck::cast_mut(out);
+            for half in halves.as_flattened_mut() {
+                // The f16 below 2.
+                *half = *half & 0x8000 | (*half & 0x7fff).min(0x3fff);
+            }
+        }
         self.current ^= 1;
         if overflow {
             self.fail(Fault::Overflow);

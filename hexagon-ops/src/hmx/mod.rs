@@ -12,6 +12,9 @@
 //! the host version checks the rest and remembers the first [`Fault`]. Inputs must be finite and at
 //! most 65504; the result of larger ones differs between chips.
 //!
+//! V68 and V69 have an older form, [`Form::Plain`]: stores only round, and their control block is zero. Where the unit is
+//! missing, or its self-test fails, [`vectors`] computes the products of the same tiles.
+//!
 //! SOURCE: encodings and packet rules, public emulators that quote the Hexagon V81 HMX Programmer's
 //! Reference Manual 80-N2040-62; checked against the words of Qualcomm's own libraries (V68, V73,
 //! V81). Only the deep activation does not occur there: it rests on its 8-bit twin and on llama.cpp
@@ -31,6 +34,8 @@ mod host;
 #[cfg(not(target_arch = "hexagon"))]
 pub use host::Hmx;
 
+pub mod vectors;
+
 use crate::hvx;
 use crate::layout::Line;
 
@@ -39,6 +44,42 @@ use crate::layout::Line;
 /// SOURCE: a packet multiplies at most 1024 input channels of FP16 and drops the rest silently;
 /// 80-N2040-62 as quoted by public emulators of the unit.
 pub const MAX_DEEP: usize = 32;
+
+/// What computes the products of tiles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// The unit of V73 and later, whose stores multiply by a scale.
+    #[default]
+    Scaling,
+    /// The unit of V68 and V69, whose stores only round.
+    ///
+    /// SOURCE: "HMX feature validation on Snapdragon 888", 87 programs on a V68 phone: FP16 tiles, deep activations and stores
+    /// work with a zero control block; V73's block clips results there.
+    Plain,
+    /// No unit: [`vectors`] computes them.
+    Vectors,
+}
+
+impl Form {
+    /// Returns the form of an architecture's unit.
+    #[must_use]
+    pub const fn of_arch(arch: u32) -> Self {
+        if arch < 73 {
+            Self::Plain
+        } else {
+            Self::Scaling
+        }
+    }
+
+    /// Returns the control block with which stores leave products unchanged.
+    #[must_use]
+    pub const fn unchanged(self) -> ScaleBlock {
+        match self {
+            Self::Scaling | Self::Vectors => ScaleBlock::ONE,
+            Self::Plain => ScaleBlock::ZERO,
+        }
+    }
+}
 
 /// Scale and bias of each of the 32 columns, as the unit reads it.
 ///
@@ -51,6 +92,8 @@ pub struct ScaleBlock([u32; 64]);
 impl ScaleBlock {
     /// A block with scale 1 and bias 0, which leaves the product unchanged.
     pub const ONE: Self = Self::splat(0x3c00);
+    /// The control block of a [`Form::Plain`] unit.
+    pub const ZERO: Self = Self([0; 64]);
 
     /// Returns a block with one scale (bits of an f16) for all columns, bias 0.
     #[must_use]
@@ -88,6 +131,12 @@ pub enum Fault {
         /// Tiles of weights.
         weights: usize,
     },
+    /// The control block of a [`Form::Plain`] unit is not zero.
+    #[error("the control block of a unit without scales is not zero")]
+    Control,
+    /// The unit was used on a chip that has none.
+    #[error("there is no matrix unit")]
+    Missing,
     /// A result exceeded FP16's range.
     #[error("a result is beyond F16's range")]
     Overflow,

@@ -65,6 +65,10 @@ pub const FAULT_DEEP: u32 = 2;
 pub const FAULT_OVERFLOW: u32 = 3;
 /// [`STATUS_FAULT`]: the DMA engine did not finish a copy.
 pub const FAULT_DMA: u32 = 4;
+/// [`STATUS_FAULT`]: a store of a matrix unit without scales has one.
+pub const FAULT_CONTROL: u32 = 5;
+/// [`STATUS_FAULT`]: the chip has no matrix unit.
+pub const FAULT_MISSING: u32 = 6;
 
 impl Failure {
     /// Returns the failure of a command that contradicts itself, or names something that does not
@@ -116,6 +120,8 @@ impl From<Error> for Failure {
                 Fault::OutsideVtcm => FAULT_OUTSIDE_VTCM,
                 Fault::Deep { .. } => FAULT_DEEP,
                 Fault::Overflow => FAULT_OVERFLOW,
+                Fault::Control => FAULT_CONTROL,
+                Fault::Missing => FAULT_MISSING,
             }),
             Error::Index { what: "expert", .. } => Self::bad(EXPERT),
             Error::Index { what: "row", .. } => Self::bad(ROW),
@@ -173,6 +179,8 @@ impl fmt::Display for Described {
                     FAULT_OUTSIDE_VTCM => ("matrix unit", "an operand lies outside VTCM"),
                     FAULT_DEEP => ("matrix unit", "a multiply has no or too many tiles"),
                     FAULT_OVERFLOW => ("matrix unit", "a result left FP16's range"),
+                    FAULT_CONTROL => ("matrix unit", "a store of a unit without scales has one"),
+                    FAULT_MISSING => ("matrix unit", "the chip has none"),
                     FAULT_DMA => ("DMA engine", "a copy did not finish"),
                     _ => ("hardware unit", "unknown detail"),
                 };

@@ -199,7 +199,9 @@ fn capability(state: &MachineState, domain: u32, attribute: u32) -> Result<u32, 
         attribute::VTCM_COUNT => 1,
         // The version is two decimal digits of four bits each.
         attribute::ARCH_VER => ((options.arch / 10) << 4) | (options.arch % 10),
-        attribute::HMX_SUPPORT_DEPTH | attribute::HMX_SUPPORT_SPATIAL => 1,
+        attribute::HMX_SUPPORT_DEPTH | attribute::HMX_SUPPORT_SPATIAL => {
+            u32::from(options.matrix != super::MatrixUnit::Refused)
+        }
         attribute::ASYNC_FASTRPC_SUPPORT | attribute::STATUS_NOTIFICATION_SUPPORT => 0,
         _ => {
             vendor_error!("remote_handle_control: unknown attribute {attribute}");

@@ -60,17 +60,31 @@ pub use sim_common::fault::{Effect, FaultError, When};
 pub const POISON: u8 = 0xff;
 
 /// Architectures that can be simulated.
-pub const ARCHS: [u32; 4] = [73, 75, 79, 81];
+pub const ARCHS: [u32; 6] = [68, 69, 73, 75, 79, 81];
+
+/// What a DSP's system gives of a matrix unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MatrixUnit {
+    /// A unit that works.
+    #[default]
+    Works,
+    /// None: its lock is refused.
+    Refused,
+    /// A unit whose stores clip results to less than 2.
+    Wrong,
+}
 
 /// Properties of the simulated chip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Architecture: one of [`ARCHS`].
     pub arch: u32,
-    /// Compute DSPs: 1, or 2 that are alike.
+    /// Compute DSPs: 1 to 4 that are alike.
     pub dsps: usize,
     /// VTCM for the DSP's library, bytes.
     pub vtcm_bytes: usize,
+    /// The matrix unit.
+    pub matrix: MatrixUnit,
     /// Vector units.
     pub hvx_threads: usize,
     /// Bytes that the DSP can have mapped in one session.
@@ -129,8 +143,9 @@ impl Options {
             arch,
             dsps: 1,
             // SOURCE: llama.cpp ggml-hexagon.cpp assumes 8 MiB and 8 vector threads where the DSP
-            // cannot be asked.
-            vtcm_bytes: 8 << 20,
+            // cannot be asked. SM8350 (V68) has 4 MiB, as programs that ran there report.
+            vtcm_bytes: if arch < 73 { 4 << 20 } else { 8 << 20 },
+            matrix: MatrixUnit::Works,
             hvx_threads: 8.min(cores),
             address_bytes,
             // SOURCE: Linux drivers/misc/fastrpc.c: each session has a DMA mask of 32 bits.

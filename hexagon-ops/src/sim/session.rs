@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use super::dsp::{Closing, Dsp};
 use super::rpcmem::{Allocation, is_whole_pages};
-use super::{MachineState, lock, vendor_error};
+use super::{MachineState, MatrixUnit, Options, lock, vendor_error};
 use crate::ffi::{
     DOMAIN_URI, Domain, FASTRPC_MAP_FD, FASTRPC_MAP_FD_DELAYED, Handle, NUM_SESSIONS, SESSION_URI,
     code,
 };
-use crate::hmx::Hmx;
+use crate::hmx::{Form, Hmx};
 use crate::layout::{F16_TILE_BYTES, Tile};
 use crate::rt::invoke::Call;
 use crate::serve::{self, Server, Units};
@@ -26,7 +26,7 @@ use crate::wire::{
 
 /// Factor of the session's number in an effective domain: domain + factor · session.
 ///
-/// SOURCE: qualcomm/fastrpc inc/fastrpc_common.h (`NUM_DOMAINS`).
+/// SOURCE: qualcomm/fastrpc inc/fastrpc_common.h (`NUM_DOMAINS`). A library that knows more DSPs counts more.
 const NUM_DOMAINS: c_int = 8;
 
 /// Stack of a thread that serves calls, unless another size is requested.
@@ -119,10 +119,17 @@ impl Sessions {
         found.map(|(_, processes)| &processes[..])
     }
 
+    /// Returns the number of domains that the library counts.
+    fn num_domains(&self) -> c_int {
+        let ids = self.dsps.iter().map(|(domain, _)| domain.id() + 1);
+        ids.fold(NUM_DOMAINS, c_int::max)
+    }
+
     /// Returns the process that an effective domain stands for.
     fn process(&self, domain: c_int) -> Option<&Arc<Process>> {
-        let processes = self.dsp(|known| known.id() == domain % NUM_DOMAINS)?;
-        processes.get(usize::try_from(domain / NUM_DOMAINS).ok()?)
+        let num_domains = self.num_domains();
+        let processes = self.dsp(|known| known.id() == domain % num_domains)?;
+        processes.get(usize::try_from(domain / num_domains).ok()?)
     }
 
     /// Returns the open handles and announced mappings.
@@ -182,7 +189,7 @@ impl Sessions {
             let mut inside = process.inside();
             if !inside.reserved {
                 inside.reserved = true;
-                let factor = NUM_DOMAINS.cast_unsigned();
+                let factor = self.num_domains().cast_unsigned();
                 return Ok((domain.id().cast_unsigned() + factor * session, session));
             }
         }
@@ -209,7 +216,7 @@ impl Sessions {
         let closing = Arc::new(Closing::default());
         let platform = Dsp::new(state, process, &closing, is_qfloat);
         let units = Units {
-            hmx: Hmx::new(&vtcm),
+            hmx: matrix_unit(&state.options, &vtcm),
             vtcm,
             threads: state.options.hvx_threads,
             arch: state.options.arch,
@@ -274,6 +281,10 @@ impl Sessions {
         } else {
             None
         };
+        if call.method == METHOD_START && state.options.matrix == MatrixUnit::Refused {
+            // The library on the DSP asks for the lock, and goes on without it.
+            server.units().hmx.leave_alone();
+        }
         let is_serving = call.method == METHOD_SERVE;
         let result = catch_unwind(AssertUnwindSafe(|| server.invoke(call))).unwrap_or_else(|_| {
             open.process.inside().lost = true;
@@ -507,6 +518,15 @@ fn session_of(uri: &str) -> Result<usize, c_int> {
         .ok_or(code::EBADPARM)
 }
 
+/// Returns the chip's matrix unit.
+fn matrix_unit(options: &Options, vtcm: &[Tile]) -> Hmx {
+    let unit = Hmx::of_form(Form::of_arch(options.arch), vtcm);
+    match options.matrix {
+        MatrixUnit::Works | MatrixUnit::Refused => unit,
+        MatrixUnit::Wrong => unit.clipping(),
+    }
+}
+
 /// Checks a module as the DSP's loader does. Returns `true` if it is the library in qfloat.
 ///
 /// SOURCE: 0x80000406 for this kind of library in a signed process, chraac/llama.cpp issue 41;
@@ -525,8 +545,8 @@ fn check_module(state: &MachineState, uri: &str, unsigned: bool) -> Result<bool,
     let file = uri.strip_prefix("file:///").unwrap_or_default();
     let (library, rest) = file.split_once('?').unwrap_or_default();
     let arch = state.options.arch;
-    let is_qfloat = arch == 73 && library == "libggml_rust_npu_skel_v73q.so";
-    if !is_qfloat && library != format!("libggml_rust_npu_skel_v{arch}.so") {
+    let is_second = arch == 73 && library == "libggml_rust_npu_skel_v73q.so";
+    if !is_second && library != format!("libggml_rust_npu_skel_v{arch}.so") {
         vendor_error!("{uri}: cannot be loaded on v{}", state.options.arch);
         return Err(unloadable);
     }
@@ -534,5 +554,5 @@ fn check_module(state: &MachineState, uri: &str, unsigned: bool) -> Result<bool,
         vendor_error!("{uri}: no such symbol in {library}");
         return Err(code::dsp(code::ENOSUCHSYMBOL));
     }
-    Ok(is_qfloat)
+    Ok(is_second || arch < 73)
 }

@@ -21,6 +21,9 @@ pub struct Start {
     pub threads: u32,
     /// A [`Power`].
     pub power: u32,
+    /// 1 to compute with the matrix unit if the DSP's system gives it, 0 to leave it alone: vector units compute all products
+    /// then.
+    pub matrix: u32,
 }
 
 impl Start {
@@ -31,6 +34,13 @@ impl Start {
         let start = bytemuck::try_pod_read_unaligned::<Self>(input).ok();
         let power = start.and_then(|start| Power::from_number(start.power));
         power.unwrap_or_default()
+    }
+
+    /// Returns `true` unless the bytes of an argument say to leave the matrix unit alone.
+    #[must_use]
+    pub fn uses_matrix(input: &[u8]) -> bool {
+        let start = bytemuck::try_pod_read_unaligned::<Self>(input).ok();
+        start.is_none_or(|start| start.matrix != 0)
     }
 }
 
@@ -66,7 +76,7 @@ impl Power {
 pub struct Info {
     /// [`VERSION`](super::VERSION) of the DSP's library.
     pub version: u32,
-    /// Architecture: 73, 75, 79 or 81.
+    /// Architecture: 68, 69, 73, 75, 79 or 81.
     pub arch: u32,
     /// Size of the VTCM that commands share, bytes: what was acquired but the table of exponentials.
     pub vtcm_bytes: u32,
@@ -75,6 +85,8 @@ pub struct Info {
     pub threads: u32,
     /// Number of vector units that this session can use.
     pub units: u32,
+    /// 1 if the matrix unit computes products of tiles, 0 if vector units do.
+    pub matrix: u32,
     /// Answers of the DSP's system to the votes for power, [`VOTES`]; 0 if granted.
     pub votes: [i32; VOTES.len()],
 }
@@ -141,6 +153,7 @@ mod tests {
             bytes: 4096,
             threads: 0,
             power,
+            matrix: 1,
         };
         for (number, want) in [
             (0, Power::Burst),

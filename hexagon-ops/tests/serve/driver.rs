@@ -299,6 +299,7 @@ impl Host {
             bytes: u32::try_from(self.layout.bytes()).unwrap(),
             threads: 0,
             power: 0,
+            matrix: 1,
         })
     }
 

@@ -230,6 +230,7 @@ fn calls_are_checked() {
         bytes: u32::try_from(host.layout.bytes()).unwrap(),
         threads: 1,
         power: 0,
+        matrix: 1,
     };
     let mut call = |method, input: &[u8], out_bytes| {
         let mut output = vec![0; out_bytes];

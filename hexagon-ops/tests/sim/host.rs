@@ -254,6 +254,7 @@ impl Session {
             bytes: u32::try_from(self.ring.bytes).unwrap(),
             threads: 2,
             power: 0,
+            matrix: 1,
         };
         let mut output = [0; size_of::<Info>()];
         let code = invoke(

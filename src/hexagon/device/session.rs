@@ -94,7 +94,8 @@ impl Session {
         let Some(ring) = Ring::new(memory, SLOTS) else {
             unreachable!("the memory was made for this ring");
         };
-        let info = connection.start(ring.memory(), options.threads.unwrap_or(0), options.power)?;
+        let threads = options.threads.unwrap_or(0);
+        let info = connection.start(ring.memory(), threads, options.power, options.matrix)?;
         let connection = Arc::new(connection);
         let bell = Arc::new(Bell::default());
         let server = match options.serving {

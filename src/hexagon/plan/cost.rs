@@ -77,42 +77,57 @@ impl Packets {
     }
 }
 
-// SOURCE: hexagon-ops/tests/packets.txt, `gemv_2x1`, `gemv_1x2` and `dequantize` of v73 and v79.
+// SOURCE: hexagon-ops/tests/packets.txt, `gemv_2x1`, `gemv_1x2` and `dequantize` of v68, v73 and v79.
 // F16 weights go to the matrix unit as they are.
 fn packets(arch: u32, weight: WeightType) -> Packets {
-    let [one_row, two_rows, dequantize] = match (weight, arch >= 79) {
+    let [one_row, two_rows, dequantize] = match (weight, arch) {
         (WeightType::F16, _) => [0.0, 0.0, 0.0],
-        (WeightType::Q4_0, false) => [8.75, 16.75, 18.47],
-        (WeightType::Q4_0, true) => [8.55, 17.66, 27.44],
-        (WeightType::Q4_1, false) => [9.08, 18.72, 21.38],
-        (WeightType::Q4_1, true) => [9.83, 17.19, 36.66],
-        (WeightType::Q8_0, false) => [9.8, 16.16, 21.72],
-        (WeightType::Q8_0, true) => [10.19, 16.09, 34.22],
-        (WeightType::Iq4Nl, false) => [10.84, 17.84, 18.5],
-        (WeightType::Iq4Nl, true) => [10.52, 19.66, 27.47],
-        (WeightType::Mxfp4, false) => [13.19, 19.59, 24.38],
-        (WeightType::Mxfp4, true) => [13.91, 21.38, 31.63],
-        (WeightType::Q4K, false) => [11.98, 20.28, 24.31],
-        (WeightType::Q4K, true) => [12.95, 21.09, 38.56],
-        (WeightType::Q5_0, false) => [12.42, 21.88, 25.97],
-        (WeightType::Q5_0, true) => [13.08, 24.53, 33.5],
-        (WeightType::Q6K, false) => [16.75, 30.03, 35.38],
-        (WeightType::Q6K, true) => [17.19, 29.97, 47.84],
-        (WeightType::Q5_1, false) => [13.0, 33.13, 31.09],
-        (WeightType::Q5_1, true) => [16.41, 32.56, 40.72],
-        (WeightType::Q5K, false) => [15.61, 37.06, 33.56],
-        (WeightType::Q5K, true) => [18.41, 36.56, 43.69],
-        (WeightType::Iq4Xs, false) => [13.39, 20.88, 21.13],
-        (WeightType::Iq4Xs, true) => [13.7, 20.5, 30.44],
-        (WeightType::Q3K, false) => [15.58, 30.41, 23.41],
-        (WeightType::Q3K, true) => [18.17, 31.19, 36.0],
-        (WeightType::Q2K, false) => [14.92, 34.38, 25.25],
-        (WeightType::Q2K, true) => [19.39, 32.31, 48.19],
+        (WeightType::Q4_0, ..73) => [12.25, 23.06, 30.47],
+        (WeightType::Q4_0, 73..79) => [8.75, 16.75, 18.47],
+        (WeightType::Q4_0, 79..) => [8.55, 17.66, 27.44],
+        (WeightType::Q4_1, ..73) => [14.14, 24.63, 38.22],
+        (WeightType::Q4_1, 73..79) => [9.08, 18.72, 21.38],
+        (WeightType::Q4_1, 79..) => [9.83, 17.19, 36.66],
+        (WeightType::Q8_0, ..73) => [12.98, 21.22, 104.81],
+        (WeightType::Q8_0, 73..79) => [9.8, 16.16, 21.72],
+        (WeightType::Q8_0, 79..) => [10.19, 16.09, 34.22],
+        (WeightType::Iq4Nl, ..73) => [15.8, 24.19, 30.5],
+        (WeightType::Iq4Nl, 73..79) => [10.84, 17.84, 18.5],
+        (WeightType::Iq4Nl, 79..) => [10.52, 19.66, 27.47],
+        (WeightType::Mxfp4, ..73) => [18.81, 28.53, 35.16],
+        (WeightType::Mxfp4, 73..79) => [13.19, 19.59, 24.38],
+        (WeightType::Mxfp4, 79..) => [13.91, 21.38, 31.63],
+        (WeightType::Q4K, ..73) => [27.09, 35.72, 47.5],
+        (WeightType::Q4K, 73..79) => [11.98, 20.28, 24.31],
+        (WeightType::Q4K, 79..) => [12.95, 21.09, 38.56],
+        (WeightType::Q5_0, ..73) => [17.66, 33.72, 37.53],
+        (WeightType::Q5_0, 73..79) => [12.42, 21.88, 25.97],
+        (WeightType::Q5_0, 79..) => [13.08, 24.53, 33.5],
+        (WeightType::Q6K, ..73) => [22.69, 38.34, 129.03],
+        (WeightType::Q6K, 73..79) => [16.75, 30.03, 35.38],
+        (WeightType::Q6K, 79..) => [17.19, 29.97, 47.84],
+        (WeightType::Q5_1, ..73) => [19.84, 39.44, 43.72],
+        (WeightType::Q5_1, 73..79) => [13.0, 33.13, 31.09],
+        (WeightType::Q5_1, 79..) => [16.41, 32.56, 40.72],
+        (WeightType::Q5K, ..73) => [31.03, 61.81, 54.81],
+        (WeightType::Q5K, 73..79) => [15.61, 37.06, 33.56],
+        (WeightType::Q5K, 79..) => [18.41, 36.56, 43.69],
+        (WeightType::Iq4Xs, ..73) => [25.17, 31.22, 36.06],
+        (WeightType::Iq4Xs, 73..79) => [13.39, 20.88, 21.13],
+        (WeightType::Iq4Xs, 79..) => [13.7, 20.5, 30.44],
+        (WeightType::Q3K, ..73) => [25.2, 38.88, 41.72],
+        (WeightType::Q3K, 73..79) => [15.58, 30.41, 23.41],
+        (WeightType::Q3K, 79..) => [18.17, 31.19, 36.0],
+        (WeightType::Q2K, ..73) => [24.16, 45.09, 48.19],
+        (WeightType::Q2K, 73..79) => [14.92, 34.38, 25.25],
+        (WeightType::Q2K, 79..) => [19.39, 32.31, 48.19],
         // Without a dot product every product is one of tiles.
-        (WeightType::Q4Tile, false) => [0.0, 0.0, 20.59],
-        (WeightType::Q4Tile, true) => [0.0, 0.0, 34.28],
-        (WeightType::Q8Tile, false) => [0.0, 0.0, 26.09],
-        (WeightType::Q8Tile, true) => [0.0, 0.0, 44.03],
+        (WeightType::Q4Tile, ..73) => [0.0, 0.0, 38.25],
+        (WeightType::Q4Tile, 73..79) => [0.0, 0.0, 20.59],
+        (WeightType::Q4Tile, 79..) => [0.0, 0.0, 34.28],
+        (WeightType::Q8Tile, ..73) => [0.0, 0.0, 127.22],
+        (WeightType::Q8Tile, 73..79) => [0.0, 0.0, 26.09],
+        (WeightType::Q8Tile, 79..) => [0.0, 0.0, 44.03],
     };
     Packets {
         dots: [one_row, two_rows],
@@ -214,7 +229,11 @@ fn element_packets(arch: u32, kernel: u32) -> Option<f64> {
 
 /// Returns the figure of an architecture, of those for IEEE arithmetic and for qfloat.
 fn of_arch(arch: u32, [ieee, qfloat]: [f64; 2]) -> f64 {
-    if arch >= 79 { qfloat } else { ieee }
+    if (73..79).contains(&arch) {
+        ieee
+    } else {
+        qfloat
+    }
 }
 
 /// Returns the elements of a tensor.

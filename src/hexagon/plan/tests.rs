@@ -159,6 +159,33 @@ fn rows_that_the_vtcm_does_not_take_are_refused() {
     assert!(is_planned(2 * VTCM_BYTES, 65_536));
 }
 
+#[test]
+fn the_longest_row_is_the_last_that_is_planned() {
+    for vtcm_bytes in [192 << 10, 960 << 10, VTCM_BYTES] {
+        let k = longest_row(vtcm_bytes);
+        let is_planned = |k| {
+            let dst = tensor(DType::F32, [32, 4, 1, 1]);
+            let blocks = DType::Quantized {
+                block_elems: 32,
+                block_bytes: 34,
+            };
+            let w = Tensor {
+                format: Some(Format::Q8_0),
+                ..tensor(blocks, [k, 32, 1, 1])
+            };
+            let act = tensor(DType::F32, [k, 4, 1, 1]);
+            command(
+                vtcm_bytes,
+                &operation(Op::MulMat, &[], dst, &[w, act]),
+                true,
+            )
+            .is_ok()
+        };
+        assert!(is_planned(k), "{k} of {vtcm_bytes}");
+        assert!(!is_planned(k + 32), "{k} of {vtcm_bytes}");
+    }
+}
+
 /// Activations in BF16 are no rows that a product of packed weights takes.
 #[test]
 fn what_packed_weights_do_not_take_is_a_product_of_plain_tensors() {

@@ -146,6 +146,7 @@ mod tests {
             power: Power::Burst,
             serving: Serving::Thread,
             floats: Floats::Usual,
+            matrix: true,
         };
         HexNpu::open(&Arc::from("HEX0"), &rpc, caps, settings).unwrap()
     }

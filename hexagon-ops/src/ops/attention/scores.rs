@@ -19,7 +19,7 @@ use crate::ops::math;
 use crate::ops::tensor::{Chunk, View};
 
 /// Inverse of the scale with which the unit stores scores that may leave FP16's range.
-const RESTORE: f32 = 32.0;
+pub(super) const RESTORE: f32 = 32.0;
 /// f16 1.
 const ONE: u16 = 0x3c00;
 /// Lowest score of a visible position, the f16 above that of hidden ones.

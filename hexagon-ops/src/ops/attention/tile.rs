@@ -62,7 +62,7 @@ use vtcm::{Copied, GROUP, MAX_ROW_TILES, TileMemory};
 use super::scores::BlockMask;
 use super::{Job, TABLE_LINES};
 use crate::error::{Error, Result};
-use crate::hmx::Hmx;
+use crate::hmx::{Form, Hmx};
 use crate::hvx;
 use crate::layout::{Line, TILE_DIM};
 use crate::ops::matmul::Machine;
@@ -80,7 +80,7 @@ pub(super) fn run(
 ) -> Result<bool> {
     let Machine { engine, vtcm, hmx } = machine;
     hmx.take_fault();
-    let (mut memory, copies) = TileMemory::new(plan, vtcm, table)?;
+    let (mut memory, copies) = TileMemory::new(plan, vtcm, table, hmx.form())?;
     let mut ahead = Ahead::new(job, plan, engine, copies);
     let mut tiles = Tiles::NEW;
     let [_, queries, _, streams] = job.src.q.shape.ne;
@@ -97,6 +97,7 @@ pub(super) fn run(
                     stream,
                     kv_head,
                     first,
+                    form: hmx.form(),
                     rows: job.group * plan.queries.min(queries - first),
                 };
                 if !head.run(&mut tiles, &mut memory, &mut ahead, hmx, dst) {
@@ -122,6 +123,8 @@ struct Head<'a> {
     /// Number of the batch's first query.
     first: usize,
     rows: usize,
+    /// What computes the products.
+    form: Form,
 }
 
 /// A block of positions that is to be attended to.
@@ -256,7 +259,10 @@ impl Head<'_> {
             operands,
             packed,
         };
-        self.attend(&block, tiles, memory, hmx);
+        let Some(scale) = block.scale(self.form) else {
+            return false;
+        };
+        self.attend(&block, scale, tiles, memory, hmx);
         true
     }
 

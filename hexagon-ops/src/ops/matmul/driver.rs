@@ -3,9 +3,9 @@
 use super::epilogue::{Epilogue, Finish};
 use super::gemv::act_form;
 use super::quantize::ActForm;
-use super::{gemm, gemv_driver};
+use super::{gemm, gemv_driver, rows_driver};
 use crate::error::{Error, Result};
-use crate::hmx::Hmx;
+use crate::hmx::{Form, Hmx};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, Tile};
 use crate::rt::Engine;
 
@@ -118,7 +118,8 @@ pub struct Prepared {
 }
 
 /// The products that dot products with quantized activations compute. The matrix unit computes the
-/// others, and those with weights of a type that has no dot product.
+/// others, and those with weights of a type that has no dot product; without one, dot products with activations of 16 bits
+/// compute the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Dots {
@@ -215,7 +216,12 @@ impl<'a> MatMul<'a> {
         if self.m == 0 || n == 0 {
             return Ok(None);
         }
-        let by_dots = self.m <= self.dots.rows() && self.layout.panel().weight().has_dot_product();
+        let has_dots = self.layout.panel().weight().has_dot_product();
+        let by_dots = self.m <= self.dots.rows() && has_dots;
+        if !by_dots && has_dots && machine.hmx.form() == Form::Vectors {
+            rows_driver::run(self, machine)?;
+            return Ok(None);
+        }
         let form = Prepared {
             m: self.m,
             k,

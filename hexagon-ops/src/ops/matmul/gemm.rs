@@ -28,7 +28,8 @@
 //!    as for a full chunk. So the plan prefers a chunk that covers all of M over a longer group,
 //!    and cuts M into chunks of equal size if it has to.
 //! 3. Only one thread at a time may hold the matrix unit. Multiplying is therefore not a task but
-//!    the step's part for the unit ([`MatrixPart`]); the tasks fill the threads beside it.
+//!    the step's part for the unit ([`MatrixPart`]); the tasks fill the threads beside it. Without a
+//!    unit it is a step before this one, whose tasks each compute some of the result tiles.
 //! 4. The scale block, the row factors and the activations come first in VTCM. Their addresses
 //!    depend only on M and K, so a following product with the same activations (Q, K and V, or gate
 //!    and up) finds them there and skips packing: see `is_prepared`.
@@ -49,7 +50,7 @@ use super::output::{MAX_WRITE, Output};
 use super::plan::GemmPlan;
 use super::{MAX_TASKS, Panel};
 use crate::error::{Error, Result};
-use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
+use crate::hmx::{Form, Hmx, MAX_DEEP, ScaleBlock, vectors};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, TILE_DIM, Tile, WeightType};
 use crate::rt::{Arena, Copy, Engine, MatrixPart};
 
@@ -91,6 +92,36 @@ impl MatrixPart for Multiply<'_> {
                 self.hmx.store(out);
             }
         }
+    }
+}
+
+impl Multiply<'_> {
+    /// Computes the part on the vector units of all threads.
+    ///
+    /// - `n_rows`: rows of the chunk, which may end within a tile
+    fn by_vectors(self, engine: &Engine, n_rows: usize) {
+        if self.is_empty() {
+            return;
+        }
+        let (scale, act, weights, k_tiles) = (self.scale, self.act, self.weights, self.k_tiles);
+        let m_tiles = act.len() / k_tiles;
+        let tasks = (engine.threads() * 2).min(MAX_TASKS);
+        let per_task = self.out.len().div_ceil(tasks);
+        let mut parts = self.out.chunks_mut(per_task).enumerate();
+        let mut tasks: [Option<(usize, &mut [Tile])>; MAX_TASKS] =
+            core::array::from_fn(|_| parts.next());
+        let n_tasks = tasks.iter().flatten().count();
+        engine.step(None, &mut tasks[..n_tasks], |task| {
+            let Some((part, tiles)) = task else { return };
+            for (i, out) in tiles.iter_mut().enumerate() {
+                let index = *part * per_task + i;
+                let (strip, mt) = (index / m_tiles, index % m_tiles);
+                let act = &act[mt * k_tiles..][..k_tiles];
+                let weights = &weights[strip * k_tiles..][..k_tiles];
+                let n_rows = TILE_DIM.min(n_rows - mt * TILE_DIM);
+                vectors::multiply(act, weights, scale, n_rows, out);
+            }
+        });
     }
 }
 
@@ -187,7 +218,7 @@ fn chunk(
     let (panel, weight) = (layout.panel(), layout.panel().weight());
     let mut arena = Arena::new(vtcm);
     let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(arena.tiles("scale block", 1)?);
-    scale[0] = ScaleBlock::ONE;
+    scale[0] = hmx.form().unchanged();
     let factor_lines = m_tiles * size_of::<RowFactors>() / LINE_BYTES;
     let factors: &mut [RowFactors] =
         bytemuck::cast_slice_mut(arena.lines("row factors", factor_lines)?);
@@ -216,8 +247,10 @@ fn chunk(
         arena.tiles("result tiles", out_tiles)?,
     ];
     let weights = job.weights;
+    let n_rows = rows.len();
     let mut outputs = Output::parts(job, rows, factors, engine.threads());
 
+    let is_by_vectors = hmx.form() == Form::Vectors;
     let n_groups = layout.n_strips().div_ceil(plan.group);
     // The strips of the group that a stage `late` steps after the copy works on in step `t`; none
     // before the first group and after the last.
@@ -278,11 +311,17 @@ fn chunk(
             }
         };
         let tasks = &mut tasks[..n_tasks];
-        engine.step_with_matrix(Some(copy), multiply, tasks, |task| {
+        let run = |task: &mut Option<StepTask<'_, '_>>| {
             if let Some(task) = task {
                 task.run();
             }
-        });
+        };
+        if is_by_vectors {
+            multiply.by_vectors(engine, n_rows);
+            engine.step(Some(copy), tasks, run);
+        } else {
+            engine.step_with_matrix(Some(copy), multiply, tasks, run);
+        }
         for task in tasks.iter_mut().filter_map(Option::take) {
             if let StepTask::Dequantize { result, .. } = task {
                 result?;

@@ -4,7 +4,8 @@
 //! | path | used for | steps |
 //! |---|---|---|
 //! | GEMV | M of 1 or 2, quantized weights with a scale for each column | [`quantize`], [`gemv`] |
-//! | GEMM | everything else | [`act`], [`dequantize`], matrix unit |
+//! | GEMM | everything else | [`act`], [`dequantize`], matrix unit or vector units |
+//! | rows | any M without a matrix unit, types as for GEMV | [`quantize`] to 16 bits, [`gemv`] |
 //!
 //! GEMV quantizes activations to 8 bits and computes integer dot products on the vector units. GEMM
 //! converts activations and weights to FP16 tiles and multiplies them on the matrix unit.
@@ -21,6 +22,7 @@ mod output;
 mod panel;
 mod plan;
 pub mod quantize;
+mod rows_driver;
 mod super_block;
 
 pub use driver::{Dots, Machine, MatMul, Prepared, RowStarts};

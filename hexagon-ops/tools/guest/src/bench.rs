@@ -9,7 +9,7 @@ use core::hint::black_box;
 
 use crate::conventional;
 use crate::scratch::Scratch;
-use hexagon_ops::hmx::Hmx;
+use hexagon_ops::hmx::{Form, Hmx};
 use hexagon_ops::hvx;
 use hexagon_ops::layout::{F16_TILE_LINES, LINE_BYTES, Line, PanelLayout, TILE_DIM, Tile, WeightType};
 use hexagon_ops::ops::attention::{
@@ -241,7 +241,7 @@ fn attentions(line: &mut dyn FnMut(&str, &str, u32)) {
     // SAFETY: the only reference to ATTENDED.
     let attended = unsafe { ATTENDED.get() };
     // SAFETY: packets are counted in a guest without the unit's instructions.
-    let mut hmx = unsafe { Hmx::assume_held() };
+    let mut hmx = unsafe { Hmx::assume_held(Form::Scaling) };
     let params = Attention {
         scale: 0.125,
         max_bias: 0.0,

@@ -1,7 +1,7 @@
 //! A whole multiplication, for an emulator or device that has the matrix unit: 64 rows, K of 64, 64
 //! columns of Q4_0.
 
-use hexagon_ops::hmx::Hmx;
+use hexagon_ops::hmx::{Form, Hmx};
 use hexagon_ops::layout::{LINE_BYTES, Line, MatrixLayout, Tile, WeightType};
 use hexagon_ops::ops::matmul::{Dots, Machine, MatMul, RowStarts};
 use hexagon_ops::rt::Engine;
@@ -26,7 +26,7 @@ pub fn run(write: &mut dyn FnMut(&[u8])) {
     let dst = unsafe { DST.get() };
     // SAFETY: the sender of this request runs the guest where the matrix unit is on and accepts any
     // memory.
-    let mut hmx = unsafe { Hmx::assume_held() };
+    let mut hmx = unsafe { Hmx::assume_held(Form::Scaling) };
     let Ok(layout) = MatrixLayout::new(WeightType::Q4_0, SIDE, SIDE) else {
         return;
     };

@@ -8,7 +8,7 @@ use core::fmt::Write;
 use core::ops::Range;
 
 use bytemuck::Zeroable;
-use hexagon_ops::hmx::Hmx;
+use hexagon_ops::hmx::{Form, Hmx};
 use hexagon_ops::layout::{TILE_DIM, Tile, WeightType};
 use hexagon_ops::ops::matmul::Dots;
 use hexagon_ops::rt::cache::{self, Access};
@@ -121,7 +121,7 @@ impl<P: Platform> Host<P> {
         };
         ring.write(0, &header);
         // SAFETY: packets are counted in a guest without the unit's instructions.
-        let hmx = unsafe { Hmx::assume_held() };
+        let hmx = unsafe { Hmx::assume_held(Form::Scaling) };
         let units = Units {
             vtcm,
             hmx,
@@ -138,6 +138,7 @@ impl<P: Platform> Host<P> {
             bytes: u32::try_from(layout.bytes()).ok()?,
             threads: 0,
             power: 0,
+            matrix: 1,
         };
         if server.start(&start).ok()?.threads as usize != threads {
             return None;
@@ -231,7 +232,8 @@ impl Arena {
 /// Writes one line per operation: name, packets per unit; `refused` in place of them if it failed.
 /// `map` returns zeroed memory.
 ///
-/// - `only`: number of the only operation that is executed, counted from 1; 0 for all, -1 for those at shapes of models
+/// - `only`: number of the only operation that is executed, counted from 1; 0 for all, -1 for those at shapes of models, -2 for
+///   those without a matrix unit
 pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i32) {
     let mut text = crate::bench::Text(write);
     let Some(mut host) = Arena::new(0, 1, map) else {
@@ -242,7 +244,7 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i3
     let mut number = 0;
     let mut line = |is_model: bool, name: core::fmt::Arguments<'_>, commands: [Command; MOST], units: usize| {
         number += 1;
-        if only > 0 && only != number || only < 0 && !is_model {
+        if only > 0 && only != number || only < 0 && !(is_model && only == -1) {
             return;
         }
         let _ = match host.cost(&commands, units) {
@@ -293,6 +295,29 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i3
     let [first, second, third] = [0, 1, 2].map(models::operations);
     for (((name, a), (_, b)), (_, c)) in first.into_iter().zip(second).zip(third) {
         line(true, format_args!("{name}"), [a, b, c].map(|op| Command::new(0, &op)), 1);
+    }
+    if cfg!(target_feature = "hvxv73") {
+        return;
+    }
+    // Chips of these libraries may have no matrix unit.
+    host.host.server.units().hmx.leave_alone();
+    for (name, weight) in [
+        ("q4_0", WeightType::Q4_0),
+        ("q8_0", WeightType::Q8_0),
+        ("f16", WeightType::F16),
+    ] {
+        number += 1;
+        if only > 0 && only != number || only == -1 {
+            continue;
+        }
+        let m = 32;
+        let commands = [FIRST, SECOND, FIRST].map(|act| mul_mat(weight, m, act));
+        let tiles = SIDE / TILE_DIM * SIDE / TILE_DIM;
+        let name = format_args!("whole_mul_mat_{name}_m{m}_on_vectors");
+        let _ = match host.cost(&commands, tiles) {
+            Some(spent) => writeln!(text, "{name} {}.{:02}", spent / 100, spent % 100),
+            None => writeln!(text, "{name} refused"),
+        };
     }
 }
 

@@ -29,9 +29,9 @@ use super::operands::Magnitudes;
 use super::product::{Fixed, Products};
 use super::sight::Sight;
 use super::sum::Add;
-use super::vtcm::{GROUP, MAXIMA, RESTORES, SUMS, TileMemory};
+use super::vtcm::{GROUP, MAXIMA, RESTORES, SUMS, TileMemory, UNSCALED};
 use super::{Head, QueryTile, Tiles};
-use crate::hmx::Hmx;
+use crate::hmx::{Form, Hmx};
 use crate::hvx;
 use crate::layout::{F16_TILE_LINES, Line, TILE_DIM, Tile};
 use crate::ops::attention::TABLE_LINES;
@@ -57,17 +57,20 @@ pub(super) struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Returns the number of the scale of stores of products with values.
-    fn scale(&self) -> usize {
+    /// Returns the number of the scale of stores of products with values; `None` if they may leave FP16's range without one.
+    pub(super) fn scale(&self, form: Form) -> Option<usize> {
         // CAST: at most 1024 positions.
         #[expect(clippy::cast_precision_loss, reason = "at most 1024")]
         let largest = self.positions.len() as f32 * self.packed.value;
+        if form == Form::Plain {
+            return (largest < SAFE).then_some(UNSCALED);
+        }
         if largest < SMALL_SUM {
-            return 2;
+            return Some(2);
         }
         // The second scale also takes infinity and NaN.
         let is_safe = largest < SAFE_SUM;
-        usize::from(!is_safe)
+        Some(usize::from(!is_safe))
     }
 }
 
@@ -150,6 +153,7 @@ impl Head<'_> {
     pub(super) fn attend(
         &self,
         block: &Block<'_>,
+        scale: usize,
         tiles: &mut Tiles,
         memory: &mut TileMemory<'_>,
         hmx: &mut Hmx,
@@ -157,9 +161,9 @@ impl Head<'_> {
         let sights = &tiles.sights[..self.n_tiles()];
         let n_visible = sights.iter().filter(|sight| !sight.is_none()).count();
         if n_visible <= self.plan.group {
-            self.attend_in_order(block, tiles, memory, hmx);
+            self.attend_in_order(block, scale, tiles, memory, hmx);
         } else {
-            self.attend_by_steps(block, tiles, memory, hmx);
+            self.attend_by_steps(block, scale, tiles, memory, hmx);
         }
     }
 
@@ -167,12 +171,13 @@ impl Head<'_> {
     fn attend_in_order(
         &self,
         block: &Block<'_>,
+        scale: usize,
         tiles: &mut Tiles,
         memory: &mut TileMemory<'_>,
         hmx: &mut Hmx,
     ) {
         let group = self.next_group(&mut 0, block, tiles);
-        let (group, scale) = (group.tiles(), block.scale());
+        let group = group.tiles();
         let TileMemory { state, table, .. } = memory;
         let fixed = Fixed {
             queries: memory.queries,
@@ -193,7 +198,7 @@ impl Head<'_> {
         };
         let (scores, products) = (&mut *memory.scores[0], &mut *memory.products[0]);
         let scales = &mut *memory.scales[0];
-        self.engine.compute(Products {
+        self.multiply(Products {
             hmx: &mut *hmx,
             fixed,
             scored: group,
@@ -207,7 +212,7 @@ impl Head<'_> {
             let all = self.plan.state_lines();
             let (state, sums) = state[it.tile * all..][..all].split_at_mut(MAXIMA + SUMS);
             self.weigh(shared, it, &mut scores[it.sight.strips()], state, scales);
-            self.engine.compute(Products {
+            self.multiply(Products {
                 hmx,
                 fixed,
                 scored: &[],
@@ -229,7 +234,7 @@ impl Head<'_> {
             state,
         };
         self.step(shared, weighing, ());
-        self.engine.compute(Products {
+        self.multiply(Products {
             hmx,
             fixed,
             scored: &[],
@@ -254,11 +259,11 @@ impl Head<'_> {
     fn attend_by_steps(
         &self,
         block: &Block<'_>,
+        scale: usize,
         tiles: &mut Tiles,
         memory: &mut TileMemory<'_>,
         hmx: &mut Hmx,
     ) {
-        let scale = block.scale();
         let mut groups = [Group::EMPTY; STAGES];
         let mut next = 0;
         for t in 0.. {
@@ -308,10 +313,24 @@ impl Head<'_> {
                 scales,
                 state: memory.state,
             };
-            self.step(shared, vectors, part);
+            if self.form == Form::Vectors {
+                part.by_vectors(self.engine);
+                self.step(shared, vectors, ());
+            } else {
+                self.step(shared, vectors, part);
+            }
             memory.scores.rotate_right(1);
             memory.scales.rotate_right(1);
             memory.products.swap(0, 1);
+        }
+    }
+
+    /// Computes products without any task beside them.
+    fn multiply(&self, products: Products<'_>) {
+        if self.form == Form::Vectors {
+            products.by_vectors(self.engine);
+        } else {
+            self.engine.compute(products);
         }
     }
 
@@ -340,7 +359,11 @@ impl Head<'_> {
     /// Returns `true` if a tile's scores must be completed in f32.
     fn is_exact(&self, queries: &QueryTile, sight: Sight, key: f32) -> bool {
         let is_safe = queries.factor_f16.is_some() && queries.reach * key < SAFE;
-        let is_simple = self.job.softcap == 0.0 && sight.is_plain && !self.job.slopes.is_used();
+        // Without scales of stores, the factor is the vector units' to apply.
+        let is_simple = self.form != Form::Plain
+            && self.job.softcap == 0.0
+            && sight.is_plain
+            && !self.job.slopes.is_used();
         !(is_safe && is_simple)
     }
 

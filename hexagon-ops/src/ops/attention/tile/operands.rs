@@ -6,12 +6,16 @@ use super::copies::{BlockOperands, CacheBlock};
 use super::queries::PackQueries;
 use super::vtcm::{GROUP, MAX_PARTS, MAX_STRIPS, MAX_VALUE_LINES, PART, TileMemory, TilePlan};
 use super::{Head, Tiles};
+use crate::hmx::Form;
 use crate::hvx;
 use crate::layout::{Line, TILE_DIM, Tile};
 use crate::ops::attention::exception::{LargestF16, clear_tile, sees};
 use crate::ops::attention::kv::{CacheRows, PackKeys, PackValues};
-use crate::ops::attention::scores::BlockMask;
+use crate::ops::attention::scores::{BlockMask, RESTORE};
 use crate::ops::tensor::CHUNK;
+
+/// Exponent of what queries are divided by in place of the scale of stores of scores that are completed in f32.
+const UNSCALED_SHIFT: u32 = RESTORE.to_bits().wrapping_sub(1_f32.to_bits()) >> 23;
 
 /// Largest magnitudes of a block's keys and values.
 #[derive(Clone, Copy)]
@@ -50,10 +54,16 @@ impl Head<'_> {
                 **numbers = hvx::widest(PackQueries {
                     rows: &mut rows[..n_rows],
                     factor: job.factor,
+                    lower: if self.form == Form::Plain {
+                        UNSCALED_SHIFT
+                    } else {
+                        0
+                    },
                     tiles,
                 });
                 if let Some(scale) = numbers.factor_f16 {
-                    factor.set(scale);
+                    // A unit without scales reads none of them.
+                    factor.set(if self.form == Form::Plain { 0 } else { scale });
                 }
             });
         }

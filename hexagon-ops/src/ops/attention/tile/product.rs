@@ -1,9 +1,10 @@
 //! Products of a group's tiles of rows on the matrix unit: queries by keys, and weights by values.
 
 use super::group::GroupTile;
-use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
-use crate::layout::Tile;
-use crate::rt::MatrixPart;
+use super::vtcm::GROUP;
+use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock, vectors};
+use crate::layout::{TILE_DIM, Tile};
+use crate::rt::{Engine, MatrixPart};
 
 /// The operands of products, which no stage changes.
 #[derive(Clone, Copy)]
@@ -77,6 +78,33 @@ impl Fixed<'_> {
     }
 }
 
+impl Fixed<'_> {
+    /// Computes the scores of a tile of rows on the vector units.
+    fn scores_by_vectors(&self, it: &GroupTile, scores: &mut [Tile]) {
+        let k_tiles = self.k_tiles;
+        let queries = &self.queries[it.tile * k_tiles..][..k_tiles];
+        let scale = match it.is_exact {
+            true => &self.stores[0],
+            false => &self.factors[it.tile],
+        };
+        let keys = self.keys[it.sight.strips().start * k_tiles..].chunks_exact(k_tiles);
+        for (score, keys) in scores[it.sight.strips()].iter_mut().zip(keys) {
+            vectors::multiply(queries, keys, scale, TILE_DIM, score);
+        }
+    }
+
+    /// Multiplies the weights of a tile of rows by the values on the vector units.
+    fn values_by_vectors(&self, it: &GroupTile, weights: &[Tile], products: &mut [Tile]) {
+        let strips = it.sight.strips();
+        let weights = &weights[strips.clone()];
+        let values = self.values.chunks_exact(self.strips);
+        for (product, values) in products.iter_mut().zip(values) {
+            let (values, scale) = (&values[strips.clone()], &self.stores[self.scale]);
+            vectors::multiply(weights, values, scale, TILE_DIM, product);
+        }
+    }
+}
+
 /// The part of a step that the matrix unit computes.
 pub(super) struct Products<'t> {
     pub(super) hmx: &'t mut Hmx,
@@ -86,6 +114,39 @@ pub(super) struct Products<'t> {
     pub(super) multiplied: &'t [GroupTile],
     pub(super) weights: &'t [Tile],
     pub(super) products: &'t mut [Tile],
+}
+
+/// A tile of rows on the vector units.
+enum VectorProduct<'t> {
+    Scores(&'t GroupTile, &'t mut [Tile]),
+    Values(&'t GroupTile, &'t [Tile], &'t mut [Tile]),
+}
+
+impl Products<'_> {
+    /// Computes the part on the vector units of all threads, a task for each tile of rows.
+    pub(super) fn by_vectors(self, engine: &Engine) {
+        let fixed = self.fixed;
+        let mut tasks: [Option<VectorProduct<'_>>; 2 * GROUP] = [const { None }; 2 * GROUP];
+        let scores = self.scores.chunks_mut(fixed.strips.max(1));
+        let scores =
+            (self.scored.iter().zip(scores)).map(|(it, out)| VectorProduct::Scores(it, out));
+        let weights = self.weights.chunks(fixed.strips.max(1));
+        let products = self.products.chunks_mut(fixed.v_strips.max(1));
+        let values = (self.multiplied.iter().zip(weights.zip(products)))
+            .map(|(it, (weights, out))| VectorProduct::Values(it, weights, out));
+        let mut n_tasks = 0;
+        for (place, task) in tasks.iter_mut().zip(scores.chain(values)) {
+            *place = Some(task);
+            n_tasks += 1;
+        }
+        engine.step(None, &mut tasks[..n_tasks], |task| match task {
+            Some(VectorProduct::Scores(it, out)) => fixed.scores_by_vectors(it, out),
+            Some(VectorProduct::Values(it, weights, out)) => {
+                fixed.values_by_vectors(it, weights, out);
+            }
+            None => {}
+        });
+    }
 }
 
 impl MatrixPart for Products<'_> {

@@ -49,6 +49,8 @@ pub(super) struct PackQueries<'a> {
     pub(super) rows: &'a mut [&'a [f32]],
     /// Factor of the scores.
     pub(super) factor: f32,
+    /// Exponent of a power of two by which the queries are divided, too, and which [`QueryTile::factor`] lacks.
+    pub(super) lower: u32,
     /// `ceil(Dk / 32)` tiles, all written; missing rows become zero.
     pub(super) tiles: &'a mut [Tile],
 }
@@ -58,7 +60,9 @@ impl hvx::Kernel for PackQueries<'_> {
 
     #[inline(always)]
     fn run(self) -> QueryTile {
-        let Self { rows, tiles, .. } = self;
+        let Self {
+            rows, tiles, lower, ..
+        } = self;
         let factor = splat_f32(self.factor);
         let mut spoiled = 0;
         let (largest, mut reach) = measure(rows, factor);
@@ -73,8 +77,9 @@ impl hvx::Kernel for PackQueries<'_> {
         }
         let largest = first_lane(all_lanes(reach, max_w)).to_bits();
         // At most 253, so that the inverse is a normal number.
-        let exponent = (largest >> 23).clamp(SMALLEST, INFINITY_FIELD - 2);
-        let inverse = f32::from_bits((2 * ONE_FIELD - exponent) << 23);
+        let divisor = ((largest >> 23).max(SMALLEST) + lower).min(INFINITY_FIELD - 2);
+        let inverse = f32::from_bits((2 * ONE_FIELD - divisor) << 23);
+        let exponent = divisor - lower;
         let divided = mul_f32(factor, splat_f32(inverse));
         let n_lines = rows.len().div_ceil(2).min(F16_TILE_LINES);
         for (line, rows) in rows.chunks(2).enumerate().take(n_lines) {

@@ -2,7 +2,7 @@
 
 use super::sight::{CHUNK, is_plain};
 use crate::error::Result;
-use crate::hmx::{MAX_DEEP, ScaleBlock};
+use crate::hmx::{Form, MAX_DEEP, ScaleBlock};
 use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::attention::kv::SLAB;
 use crate::ops::attention::{Job, TABLE_LINES};
@@ -26,9 +26,11 @@ pub(super) const PART: usize = 8;
 /// Most parts of a block.
 pub(super) const MAX_PARTS: usize = MAX_STRIPS / PART;
 /// Scales of the unit's stores, 2^-5 and 2^-10 for results that may leave FP16's range, 2^10 for products with
-/// small values, and their inverses, as f16.
-const STORES: [u16; 3] = [0x2800, 0x1400, 0x6400];
-pub(super) const RESTORES: [u16; STORES.len()] = [0x5000, 0x6400, 0x1400];
+/// small values, and 1 for a unit without scales; and their inverses, as f16.
+const STORES: [u16; 4] = [0x2800, 0x1400, 0x6400, 0x3c00];
+pub(super) const RESTORES: [u16; STORES.len()] = [0x5000, 0x6400, 0x1400, 0x3c00];
+/// Number of the scale 1.
+pub(super) const UNSCALED: usize = 3;
 /// Buffers of scores and of products: each stage of a step has its own ([`super::group`]).
 const SCORES: usize = 3;
 const PRODUCTS: usize = 2;
@@ -297,6 +299,7 @@ impl<'v> TileMemory<'v> {
         plan: &TilePlan,
         vtcm: &'v mut [Tile],
         table: &'v [Line; TABLE_LINES],
+        form: Form,
     ) -> Result<(Self, CopyMemory<'v>)> {
         let mut arena = Arena::new(vtcm);
         let block_lines = size_of::<ScaleBlock>() / LINE_BYTES;
@@ -308,6 +311,10 @@ impl<'v> TileMemory<'v> {
         let (stores, factors) = blocks.split_at_mut(STORES.len());
         for (block, scale) in stores.iter_mut().zip(STORES) {
             block.set(scale);
+            if form == Form::Plain {
+                // Its control block is zero.
+                block.set(0);
+            }
         }
         let [n_scores, n_products] = plan.buffers();
         // Without a second group, the other buffers stay empty.

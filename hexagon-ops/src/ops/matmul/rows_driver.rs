@@ -1,0 +1,288 @@
+//! Drives the dot products of many rows, where no matrix unit computes them. Each panel is in VTCM while all rows of a chunk
+//! meet it; activations have 16 bits, so that results are as exact as the unit's.
+//!
+//! ```text
+//! for each chunk of rows whose activations fit in VTCM
+//!   quantize each row to two digits of 8 bits             tasks of rows
+//!   for each step t in 0 ..= n_groups
+//!     copy       group t       DDR -> panels              beside the tasks
+//!     multiply   group t - 1   panels x rows -> results   tasks of neighbouring (strip, row)
+//!     write      group t - 1   results -> f32 rows, with the epilogue
+//!     swap the two buffers of panels
+//! ```
+
+use super::MAX_TASKS;
+use super::driver::{Machine, MatMul, RowStarts};
+use super::gemv::{act_form, gemv_two_digits};
+use super::panel::PanelPlanes;
+use super::quantize::{ActRow, act_lines, quantize_row_twice};
+use crate::error::{Error, Result};
+use crate::layout::{F16_TILE_BYTES, F16_TILE_LINES, LINE_BYTES, Line, MatrixLayout, TILE_DIM};
+use crate::rt::{Arena, Copy, Engine};
+
+/// Digits of a row of activations.
+const DIGITS: usize = 2;
+/// Most strips of a group. With more, the buffers only take room from rows.
+const MAX_GROUP: usize = 8;
+
+/// Sizes into which a product is cut so that it fits in VTCM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RowsPlan {
+    /// Rows whose activations are in VTCM at once.
+    rows: usize,
+    /// Strips of a group.
+    group: usize,
+}
+
+impl RowsPlan {
+    /// Returns the tiles of VTCM that the plan needs; each kind of lines is rounded up to tiles.
+    fn vtcm_tiles(self, layout: MatrixLayout) -> usize {
+        let panel = layout.panel();
+        let acts = self.rows * DIGITS * act_lines(panel.k());
+        let results = self.rows * self.group;
+        acts.div_ceil(F16_TILE_LINES)
+            + results.div_ceil(F16_TILE_LINES)
+            + 2 * (self.group * panel.panel_bytes()).div_ceil(F16_TILE_BYTES)
+    }
+
+    /// Plans a product of `m` rows: the largest group beside which a row fits, then as many rows as fit, in chunks of equal size.
+    fn new(layout: MatrixLayout, m: usize, vtcm_tiles: usize) -> Result<Self> {
+        let fits = |rows, group| Self { rows, group }.vtcm_tiles(layout) <= vtcm_tiles;
+        if !fits(1, 1) {
+            return Err(Error::VtcmFull {
+                what: "a row and one panel, twice",
+                need_bytes: Self { rows: 1, group: 1 }.vtcm_tiles(layout) * F16_TILE_BYTES,
+                have_bytes: vtcm_tiles * F16_TILE_BYTES,
+            });
+        }
+        // Rows come first, because each chunk of them copies all weights; but a group is one strip at least.
+        let most = |group| {
+            let (mut low, mut high) = (1, m);
+            while low < high {
+                let middle = usize::midpoint(low, high + 1);
+                if fits(middle, group) {
+                    low = middle;
+                } else {
+                    high = middle - 1;
+                }
+            }
+            low
+        };
+        let chunks = m.div_ceil(most(1));
+        let rows = m.div_ceil(chunks);
+        let mut group = 1;
+        while group < MAX_GROUP.min(layout.n_strips()) && fits(rows, group + 1) {
+            group += 1;
+        }
+        Ok(Self { rows, group })
+    }
+}
+
+/// Some rows to quantize.
+struct QuantizeTask<'a> {
+    first: usize,
+    out: &'a mut [Line],
+    result: Result<()>,
+}
+
+/// Some neighbouring products of a group: (strip, row), rows first.
+struct ProductTask<'a> {
+    first: usize,
+    out: &'a mut [Line],
+    result: Result<()>,
+}
+
+/// Computes any number of rows; the arguments have been checked.
+pub(super) fn run(mut job: MatMul<'_>, mut machine: Machine<'_>) -> Result<()> {
+    let plan = RowsPlan::new(job.layout, job.m, machine.vtcm.len())?;
+    let mut first = 0;
+    while first < job.m {
+        let n_rows = plan.rows.min(job.m - first);
+        chunk(&mut job, machine.reborrow(), plan, first, n_rows)?;
+        first += n_rows;
+    }
+    Ok(())
+}
+
+/// Computes `n_rows` rows that begin with row `first`.
+fn chunk(
+    job: &mut MatMul<'_>,
+    machine: Machine<'_>,
+    plan: RowsPlan,
+    first: usize,
+    n_rows: usize,
+) -> Result<()> {
+    let engine = machine.engine;
+    let planes = PanelPlanes::new(job.layout.panel());
+    let mut arena = Arena::new(machine.vtcm);
+    let row_lines = DIGITS * act_lines(job.layout.panel().k());
+    let acts = arena.lines("quantized activations", n_rows * row_lines)?;
+    quantize(job, engine, first, row_lines, acts)?;
+    let results = arena.lines("results", plan.group * n_rows)?;
+    let step_lines = plan.group * planes.lines;
+    let mut ready = arena.lines("panels", step_lines)?;
+    let mut next = arena.lines("panels", step_lines)?;
+    let weights = job.weights;
+    let mut steps = weights.chunks(step_lines);
+    let (mut copied, mut n0) = (0, 0);
+    loop {
+        let coming = steps.next().unwrap_or_default();
+        if coming.is_empty() && copied == 0 {
+            return Ok(());
+        }
+        let copy = Copy {
+            from: coming,
+            to: &mut next[..coming.len()],
+        };
+        let panels = &ready[..copied];
+        let n_strips = copied / planes.lines;
+        let results = &mut results[..n_strips * n_rows];
+        multiply(engine, &planes, (panels, copy), (acts, n_rows), results)?;
+        write(job, engine, first, n0, n_rows, results);
+        n0 += n_strips * TILE_DIM;
+        copied = coming.len();
+        core::mem::swap(&mut ready, &mut next);
+    }
+}
+
+/// Quantizes the rows of a chunk.
+fn quantize(
+    job: &MatMul<'_>,
+    engine: &Engine,
+    first: usize,
+    row_lines: usize,
+    acts: &mut [Line],
+) -> Result<()> {
+    let k = job.layout.panel().k();
+    let form = act_form(job.layout.panel().weight());
+    let per_task = (acts.len() / row_lines).div_ceil(MAX_TASKS);
+    let mut parts = acts.chunks_mut(per_task * row_lines).enumerate();
+    let mut tasks: [Option<QuantizeTask<'_>>; MAX_TASKS] = core::array::from_fn(|_| {
+        parts.next().map(|(part, out)| QuantizeTask {
+            first: first + part * per_task,
+            out,
+            result: Ok(()),
+        })
+    });
+    let n_tasks = tasks.iter().flatten().count();
+    engine.step(None, &mut tasks[..n_tasks], |task| {
+        let Some(QuantizeTask { first, out, result }) = task else {
+            return;
+        };
+        for (i, lines) in out.chunks_mut(row_lines).enumerate() {
+            let row = &job.act[job.act_rows.start(*first + i)..][..k];
+            let (high, low) = lines.split_at_mut(row_lines / DIGITS);
+            let done = quantize_row_twice(row, form, [high, low]);
+            *result = core::mem::replace(result, Ok(())).and(done);
+        }
+    });
+    (tasks.into_iter().flatten()).try_for_each(|task| task.result)
+}
+
+/// Copies the panels of the next step, and multiplies those of this one by all rows of the chunk.
+fn multiply(
+    engine: &Engine,
+    planes: &PanelPlanes,
+    (panels, copy): (&[Line], Copy<'_>),
+    (acts, n_rows): (&[Line], usize),
+    results: &mut [Line],
+) -> Result<()> {
+    let row_lines = acts.len() / n_rows;
+    // Twice as many as threads, because a thread may begin late.
+    let most = (2 * engine.threads()).min(MAX_TASKS);
+    let per_task = results.len().div_ceil(most).max(1);
+    let mut parts = results.chunks_mut(per_task).enumerate();
+    let mut tasks: [Option<ProductTask<'_>>; MAX_TASKS] = core::array::from_fn(|_| {
+        parts.next().map(|(part, out)| ProductTask {
+            first: part * per_task,
+            out,
+            result: Ok(()),
+        })
+    });
+    let n_tasks = tasks.iter().flatten().count();
+    let products = |first: usize, out: &mut [Line]| -> Result<()> {
+        let mut strip = first / n_rows;
+        let mut row = first % n_rows;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let (here, later) = rest.split_at_mut((n_rows - row).min(rest.len()));
+            let panel = planes.panel(&panels[strip * planes.lines..][..planes.lines])?;
+            for (out, lines) in here
+                .iter_mut()
+                .zip(acts[row * row_lines..].chunks(row_lines))
+            {
+                let (high, low) = lines.split_at(row_lines / DIGITS);
+                let digits = [ActRow::new(high)?, ActRow::new(low)?];
+                gemv_two_digits(&panel, digits, bytemuck::cast_mut(out))?;
+            }
+            (strip, row, rest) = (strip + 1, 0, later);
+        }
+        Ok(())
+    };
+    engine.step(Some(copy), &mut tasks[..n_tasks], |task| {
+        if let Some(ProductTask { first, out, result }) = task {
+            *result = products(*first, out);
+        }
+    });
+    (tasks.into_iter().flatten()).try_for_each(|task| task.result)
+}
+
+/// Writes the results of a group, whose columns begin with `n0`: rows of a stride in parts, listed ones one after the other.
+fn write(
+    job: &mut MatMul<'_>,
+    engine: &Engine,
+    first: usize,
+    n0: usize,
+    n_rows: usize,
+    results: &[Line],
+) {
+    let n = job.layout.n();
+    let n_strips = results.len() / n_rows;
+    if n_strips == 0 {
+        return;
+    }
+    let columns = n0..n.min(n0 + n_strips * TILE_DIM);
+    let (epilogue, rows) = (job.epilogue, job.dst_rows);
+    // `out` begins with the first column of row `row` of the chunk.
+    let put = |row: usize, out: &mut [f32]| {
+        let finish = epilogue.map_or(super::epilogue::Finish::WRITE, |epilogue| {
+            epilogue.of_row(first + row, columns.start, columns.end)
+        });
+        let mut finish = finish;
+        for (strip, out) in out[..columns.len()].chunks_mut(TILE_DIM).enumerate() {
+            let [here, rest] = finish.split_at(TILE_DIM);
+            finish = rest;
+            here.put(bytemuck::cast_ref(&results[strip * n_rows + row]), out);
+        }
+    };
+    let RowStarts::Strided(stride) = rows else {
+        for row in 0..n_rows {
+            put(row, &mut job.dst[rows.start(first + row) + columns.start..]);
+        }
+        return;
+    };
+    let start = first * stride + columns.start;
+    let end = start + (n_rows - 1) * stride + columns.len();
+    let per_task = n_rows.div_ceil(engine.threads().min(MAX_TASKS));
+    let mut rest = &mut job.dst[start..end];
+    let mut tasks: [Option<(usize, &mut [f32])>; MAX_TASKS] = [const { None }; MAX_TASKS];
+    let mut n_tasks = 0;
+    for (task, row) in tasks.iter_mut().zip((0..n_rows).step_by(per_task)) {
+        let whole = core::mem::take(&mut rest);
+        let (now, later) = whole.split_at_mut((per_task * stride).min(whole.len()));
+        rest = later;
+        *task = Some((row, now));
+        n_tasks += 1;
+    }
+    engine.step(None, &mut tasks[..n_tasks], |task| {
+        let Some((first_row, rows)) = task else {
+            return;
+        };
+        let count = per_task.min(n_rows - *first_row);
+        for row in 0..count {
+            put(*first_row + row, &mut rows[row * stride..]);
+        }
+    });
+}
+
+const _: () = assert!(size_of::<[f32; TILE_DIM]>() == LINE_BYTES);
