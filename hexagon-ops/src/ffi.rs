@@ -27,34 +27,48 @@ pub use table::{Api, SYMBOLS};
 /// Handle of an open module (`remote_handle64`).
 pub type Handle = u64;
 
-/// A compute DSP. Most chips have one; QCS9075 and SA8775P have two.
+/// A compute DSP. Most chips have one; QCS9075 and SA8775P have two, and some boards and laptops four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Domain {
     /// The first one.
     Cdsp,
     /// The second one.
     Cdsp1,
+    /// The third one.
+    Cdsp2,
+    /// The fourth one.
+    Cdsp3,
 }
 
 impl Domain {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Cdsp, Self::Cdsp1];
+    pub const ALL: [Self; 4] = [Self::Cdsp, Self::Cdsp1, Self::Cdsp2, Self::Cdsp3];
 
     /// Returns the number (`CDSP_DOMAIN_ID`, `CDSP1_DOMAIN_ID`).
+    ///
+    /// SOURCE: qualcomm/fastrpc inc/remote.h for the first two. Its public version has no number for the others; 18 and 19 are
+    /// those by which a public backend for llama.cpp names CDSP2 and CDSP3. A library that knows them under other numbers
+    /// answers that there is no such DSP.
     #[must_use]
     pub const fn id(self) -> c_int {
         match self {
             Self::Cdsp => 3,
             Self::Cdsp1 => 4,
+            Self::Cdsp2 => 18,
+            Self::Cdsp3 => 19,
         }
     }
 
     /// Returns the name (`CDSP_DOMAIN_NAME`, `CDSP1_DOMAIN_NAME`).
+    ///
+    /// SOURCE: for the last two Linux drivers/soc/qcom/socinfo.c, which names their firmware so.
     #[must_use]
     pub const fn name(self) -> &'static CStr {
         match self {
             Self::Cdsp => c"cdsp",
             Self::Cdsp1 => c"cdsp1",
+            Self::Cdsp2 => c"cdsp2",
+            Self::Cdsp3 => c"cdsp3",
         }
     }
 }

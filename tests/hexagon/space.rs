@@ -566,7 +566,7 @@ fn two_sessions_work_side_by_side() {
 
 /// The second compute DSP of a QCS9075 lay idle.
 #[test]
-fn both_dsps_of_a_chip_are_found_and_compute() {
+fn all_dsps_of_a_chip_are_found_and_compute() {
     use ggml_rust_npu::config::Config;
     use ggml_rust_npu::hexagon::discovery::sessions_behind;
     use ggml_rust_npu::hexagon::driver::{Domain, FastRpc};
@@ -578,6 +578,7 @@ fn both_dsps_of_a_chip_are_found_and_compute() {
             "2",
             vec![Domain::Cdsp, Domain::Cdsp, Domain::Cdsp1, Domain::Cdsp1],
         ),
+        (4, "1", Domain::ALL.to_vec()),
     ] {
         let sim = hexagon_ops::sim::Options { dsps, ..strict(73) };
         let rpc = FastRpc::simulate(sim).unwrap();
