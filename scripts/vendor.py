@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The Hexagon vendor loop: programs above Qualcomm's own libcdsprpc, an emulated kernel and the shipped DSP library.
 
-Usage: vendor.py run ARCH PROGRAM [ARGUMENT...]     ARCH: v73 v75 v79 v81; PROGRAM: ggml-npu, or one of Debian's llama.cpp
+Usage: vendor.py run ARCH PROGRAM [ARGUMENT...]   ARCH: v68 v69 v73 v75 v79 v81; PROGRAM: ggml-npu, or one of Debian's llama.cpp
 
 `make vendor` runs the checks below, `make test` the self-test of each architecture.
 
@@ -12,7 +12,8 @@ LOOP_RULES   strict rules, a comma list: interrupt=N and restart=N (signals in N
              blacklist=NAME (the DSP's loader refuses a library that imports it), no-weak (it refuses one with a weak
              import that is missing), no-priority (the DSP's system cannot lower the priority of who has VTCM),
              vanish (a mapping goes with the call in which the DSP unmapped it), late-unmap (what is unmapped takes
-             room until a call ends), unmap-failed=N (the N-th request to unmap fails)
+             room until a call ends), unmap-failed=N (the N-th request to unmap fails), no-hmx (the matrix unit's lock
+             is refused), vtcm=BYTES
 LOOP_STACK   bytes of a FastRPC thread's stack, in place of what libcdsprpc asked for
 LOOP_LOG=1   a line for each request
 """
@@ -44,8 +45,11 @@ TOKENS = 16
 
 
 # The architectures that are run, and how many of upstream's cases at least are computed on each.
-ARCHS = {"v73": 200, "v75": 600, "v79": 200, "v81": 200}
+ARCHS = {"v68": 200, "v69": 200, "v73": 200, "v75": 600, "v79": 200, "v81": 200}
 MAIN = "v75"
+
+# Those whose libraries store qfloat values.
+STORING = ("v68", "v69")
 
 # The qfloat library of V73, which is used where the first one's process dies: its chip, how to get there, and cases.
 FALLBACK = "v73q"
@@ -132,6 +136,12 @@ RULES = [
     Rule("mappings that go with a call", {"LOOP_RULES": "vanish", "LOOP_LOG": "1"}, PASSED + r"(.|\n)*\[loop\] it went before"),
     Rule("mapping that stays", {"LOOP_RULES": "unmap-failed=1", "LOOP_LOG": "1"}, PASSED + r"(.|\n)*\[loop\] it fails"),
     Rule("room that comes late", {"LOOP_RULES": "late-unmap"}, PASSED),
+    *(Rule(f"{arch} without a matrix unit", {"LOOP_RULES": "no-hmx"}, rf"without a matrix unit(.|\n)*{PASSED}", arch)
+      for arch in ("v68", MAIN)),
+    *(Rule(f"v68 with {kib} KiB of VTCM", {"LOOP_RULES": f"vtcm={kib << 10}"}, rf", {kib - 64} KiB VTCM(.|\n)*{PASSED}", "v68")
+      for kib in (256, 2048)),
+    Rule("v68 as a small board", {"LOOP_RULES": "no-hmx,no-priority,votes,vtcm=262144"},
+         rf"without a matrix unit, 192 KiB VTCM(.|\n)*{PASSED}", "v68"),
     Rule("V73 without IEEE floats", {"LOOP_RULES": "no-ieee"}, PASSED, "v73"),
 ]
 
@@ -172,8 +182,9 @@ class Loop:
             settings["GGML_BACKEND_PATH"] = str(self.host.plugin)
         # The bits of activations are not left to the speed of an emulator.
         settings = {"GGML_RUST_NPU_HEX_ACT": "16"} | settings
-        # Strict: a qfloat value that is copied or stored becomes NaN.
-        return cpu_env(HVX_QFLOAT="strict", LOOP_QEMU=str(self.emulator), LOOP_LOADER=str(self.process),
+        # Strict: a qfloat value that is copied or stored becomes NaN. The libraries for V68 and V69 store them, with all bits.
+        qfloat = "rounded" if arch in STORING else "strict"
+        return cpu_env(HVX_QFLOAT=qfloat, LOOP_QEMU=str(self.emulator), LOOP_LOADER=str(self.process),
                        LOOP_ARCH=f"0x{arch[1:]}", DSP_LIBRARY_PATH=";".join(folders),
                        GGML_RUST_NPU_CDSPRPC_LIB=str(self.host.library), OMP_WAIT_POLICY="passive", **settings)
 

@@ -45,6 +45,7 @@ static inline uint32_t scalars_handles(uint32_t scalars) {
 #define RULE_DMA_STUCK 4u    // the DMA engine runs forever at its second copy
 #define RULE_NO_WEAK 8u      // the loader refuses a weak import that is missing
 #define RULE_NO_PRIORITY 16u // holders of VTCM cannot change their priority
+#define RULE_NO_HMX 32u      // the matrix unit's lock is refused
 // Bits 15 to 8: worker threads that can be started, and one more; 0: any
 // number.
 #define RULE_WORKERS_SHIFT 8
@@ -70,6 +71,7 @@ struct control {
   uint32_t rules;
   uint32_t verbose;
   uint32_t arch;        // number of the chip's architecture, 0x75
+  uint32_t vtcm_bytes;  // those that the library gets, at most VTCM_BYTES
   char blacklist[1024]; // symbols that the loader refuses, each after a space
   // Written by the process.
   uint32_t deepest_stack;
@@ -84,7 +86,7 @@ struct control {
 };
 _Static_assert(sizeof(struct control) <= CONTROL_BYTES, "control page");
 
-// The VTCM of the chip, which all DSP processes share, and behind it the word
+// Most VTCM of a chip, which all DSP processes share, and behind it the word
 // that says whose it is.
 #define VTCM_BYTES (8u << 20)
 #define VTCM_FILE_BYTES (VTCM_BYTES + 65536)

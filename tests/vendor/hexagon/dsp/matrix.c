@@ -1,4 +1,5 @@
-// The matrix unit: FP16 tiles, sums in FP32.
+// The matrix unit: FP16 tiles, sums in FP32. Before V73 its stores only round:
+// their control block is zero, and their range is a tile's.
 //
 // A tile is 32 x 32; element (i, j) is the half word at
 // 128 * (i / 2) + 4 * j + 2 * (i % 2), so a vector holds a pair of rows. The
@@ -24,7 +25,8 @@ static void check(const char *what, uint32_t at, uint32_t bytes,
   uint32_t first = (uint32_t)vtcm;
   if (at % alignment)
     die("%s at 0x%x is not aligned to %u", what, at, alignment);
-  if (at < first || bytes > VTCM_BYTES || at - first > VTCM_BYTES - bytes)
+  uint32_t all = control->vtcm_bytes;
+  if (at < first || bytes > all || at - first > all - bytes)
     die("%s at 0x%x, %u bytes, is not inside VTCM", what, at, bytes);
 }
 
@@ -88,8 +90,10 @@ static uint16_t narrow(float value) {
   return (uint16_t)(sign | ((magnitude - 0x38000000) >> 13));
 }
 
+static int has_scales(void) { return !control->arch || control->arch >= 0x73; }
+
 static void store(const uint32_t *r) {
-  if (r[1])
+  if (r[1] != (has_scales() ? 0 : TILE_BYTES - 1))
     die("a store of range 0x%x", r[1]);
   check("result", r[0], TILE_BYTES, TILE_BYTES);
   uint16_t *tile = (uint16_t *)r[0];
@@ -110,6 +114,17 @@ static void store(const uint32_t *r) {
   current ^= 1;
 }
 
+static void load_scale(const HVX_Vector *block) {
+  scale_block[0] = block[0];
+  scale_block[1] = block[1];
+  if (has_scales())
+    return;
+  for (uint32_t word = 0; word < 64; word++)
+    if (((const uint32_t *)block)[word])
+      die("a control block that is not zero");
+  scale_block[0] = Q6_V_vsplat_R(0x3c00);
+}
+
 void matrix_word(enum word word, const uint32_t *r) {
   if (matrix_locked != this_thread()->index + 1)
     die("word %u of the matrix unit without its lock", word);
@@ -120,8 +135,7 @@ void matrix_word(enum word word, const uint32_t *r) {
     break;
   case MATRIX_SCALE:
     check("scale", r[0], 256, 256);
-    scale_block[0] = ((const HVX_Vector *)r[0])[0];
-    scale_block[1] = ((const HVX_Vector *)r[0])[1];
+    load_scale((const HVX_Vector *)r[0]);
     break;
   case MATRIX_MULTIPLY:
     multiply(r);

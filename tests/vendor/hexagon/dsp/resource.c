@@ -34,9 +34,9 @@ int compute_resource_query_VTCM(uint32_t application, uint32_t *total,
                                 void *available_layout) {
   (void)application, (void)layout, (void)available_layout;
   if (total)
-    *total = VTCM_BYTES;
+    *total = control->vtcm_bytes;
   if (available)
-    *available = owner->process == VTCM_FREE ? VTCM_BYTES : 0;
+    *available = owner->process == VTCM_FREE ? control->vtcm_bytes : 0;
   return 0;
 }
 
@@ -58,7 +58,7 @@ int compute_resource_attr_set_hmx_param(void *attributes, uint8_t enable) {
 int compute_resource_attr_set_vtcm_param(void *attributes, uint32_t bytes,
                                          uint8_t single_page) {
   (void)attributes, (void)single_page;
-  return bytes > VTCM_BYTES;
+  return bytes > control->vtcm_bytes;
 }
 
 int compute_resource_attr_set_release_callback(
@@ -133,7 +133,7 @@ int compute_resource_release(uint32_t resource) {
 
 int compute_resource_hmx_lock(uint32_t resource) {
   check("lock", resource);
-  if (matrix_locked)
+  if (matrix_locked || control->rules & RULE_NO_HMX)
     return 1;
   matrix_locked = this_thread()->index + 1;
   return 0;

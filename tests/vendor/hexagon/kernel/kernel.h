@@ -39,6 +39,10 @@ struct rules {
   int no_weak;
   // The shell lacks the function that changes the priority of a holder of VTCM.
   int no_priority;
+  // The system refuses the lock of the matrix unit.
+  int no_hmx;
+  // Bytes of VTCM; 0 for the most.
+  uint32_t vtcm_bytes;
   // A mapping goes at the end of a call in which the DSP has unmapped it.
   int vanish;
   // What is unmapped takes room in the window until a call of the library ends.

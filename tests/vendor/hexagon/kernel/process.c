@@ -220,9 +220,11 @@ struct process *process_start(const char *library, uint32_t stack_bytes) {
                (rules.dma_stuck ? RULE_DMA_STUCK : 0) |
                (rules.no_weak ? RULE_NO_WEAK : 0) |
                (rules.no_priority ? RULE_NO_PRIORITY : 0) |
+               (rules.no_hmx ? RULE_NO_HMX : 0) |
                rules.workers << RULE_WORKERS_SHIFT,
       .verbose = (uint32_t)verbose,
       .arch = arch ? (uint32_t)strtoul(arch, NULL, 0) : 0,
+      .vtcm_bytes = rules.vtcm_bytes ? rules.vtcm_bytes : VTCM_BYTES,
   };
   memcpy(process->control->blacklist, rules.blacklist, sizeof rules.blacklist);
   for (int i = 0; i < CHANNELS; i++) {

@@ -79,6 +79,10 @@ static void apply(const char *name, const char *value) {
     rules.no_weak = 1;
   else if (!strcmp(name, "no-priority"))
     rules.no_priority = 1;
+  else if (!strcmp(name, "no-hmx"))
+    rules.no_hmx = 1;
+  else if (!strcmp(name, "vtcm") && number > 0 && number <= VTCM_BYTES)
+    rules.vtcm_bytes = (uint32_t)number;
   else if (!strcmp(name, "vanish"))
     rules.vanish = 1;
   else if (!strcmp(name, "late-unmap"))
