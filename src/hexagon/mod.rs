@@ -59,7 +59,7 @@ pub const MAX_BUFFER_BYTES: usize = 1 << 30;
 const COMMON_ROW: usize = 8192;
 
 /// Longest list of names that are remembered so that a log line comes once.
-const MAX_TOLD: usize = 1000;
+const MAX_LOGGED: usize = 1000;
 
 /// Returns the largest tensor for a session of so many addresses. Vendor functions have lengths of
 /// 32 bits with a sign, a buffer has a guard page, and a third of the addresses is for the other
@@ -116,7 +116,7 @@ pub struct HexDevice {
     machine: fn() -> Share,
     /// Largest tensor that is accepted, and the names of larger ones that were logged.
     max_tensor_bytes: usize,
-    told: Mutex<BTreeSet<String>>,
+    logged: Mutex<BTreeSet<String>>,
 }
 
 /// The memory that a device shares with the CPU, as long as it is there.
@@ -260,7 +260,7 @@ impl HexDevice {
             beside_bytes: Arc::default(),
             machine: system_memory,
             max_tensor_bytes: max_tensor_bytes(settings.address_bytes),
-            told: Mutex::default(),
+            logged: Mutex::default(),
         })
     }
 
@@ -282,9 +282,9 @@ impl HexDevice {
     }
 
     /// Logs once for each tensor that it is too large.
-    fn tell_of(&self, tensor: &Tensor) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() < MAX_TOLD && told.insert(tensor.name.to_owned()) {
+    fn log_once(&self, tensor: &Tensor) {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.len() < MAX_LOGGED && logged.insert(tensor.name.to_owned()) {
             log::warn!(
                 "{}: {} is left to the CPU: it takes {} bytes, and a buffer has at most {}",
                 self.name,
@@ -460,7 +460,7 @@ impl Device for HexDevice {
             return None;
         }
         if let Some(large) = too_large(operation, self.max_tensor_bytes) {
-            self.tell_of(large);
+            self.log_once(large);
             return Some(TOO_LARGE);
         }
         let vtcm_bytes = self.npu.info().vtcm_bytes as usize;

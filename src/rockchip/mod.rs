@@ -60,9 +60,9 @@ pub struct RkDevice {
     /// The timeline on which nodes are noted.
     tracks: Option<DeviceTracks>,
     /// Logs once that weights are kept for the CPU, and once that there is no memory for more of them.
-    kept_said: [Once; 2],
+    kept_logged: [Once; 2],
     /// Weights that were logged as too large.
-    too_large_said: Mutex<BTreeSet<String>>,
+    too_large_logged: Mutex<BTreeSet<String>>,
 }
 
 impl RkDevice {
@@ -89,8 +89,8 @@ impl RkDevice {
         let npu = RkNpu::open(rknn, target.caps, &target.precisions(), cpus)?;
         target.caps = npu.caps();
         Ok(Self {
-            kept_said: [const { Once::new() }; 2],
-            too_large_said: Mutex::default(),
+            kept_logged: [const { Once::new() }; 2],
+            too_large_logged: Mutex::default(),
             npu,
             target,
             passed: selftest::Passed::default(),
@@ -127,8 +127,8 @@ impl RkDevice {
             return;
         };
         let name = operation.src[0].map_or("", |weights| weights.name);
-        let mut said = (self.too_large_said.lock()).unwrap_or_else(PoisonError::into_inner);
-        if said.insert(name.to_owned()) {
+        let mut logged = (self.too_large_logged.lock()).unwrap_or_else(PoisonError::into_inner);
+        if logged.insert(name.to_owned()) {
             log::warn!(
                 "{}: {name} stays on the CPU: it takes {bytes} bytes, and a buffer has at most {}",
                 NAME,

@@ -44,7 +44,7 @@ impl RkDevice {
     fn keeps_with(&self, weights: &Tensor, (free, total): (usize, usize)) -> bool {
         let has_room = free >= total / 8;
         let (name, chip, narrow) = (weights.name, NAME, self.target.min_m_narrow);
-        let [kept, released] = &self.kept_said;
+        let [kept, released] = &self.kept_logged;
         if has_room {
             kept.call_once(|| {
                 log::info!(
