@@ -174,7 +174,10 @@ class Install(Case):
         self.addCleanup(self.scratch.cleanup)
         self.root = Path(self.scratch.name)
         self.release = self.root / "release"
-        for name in (f"lib/{PLUGIN}", "lib/libggml_rust_npu_skel_v75.so", "lib/libggml_rust_npu.a", "bin/ggml-npu"):
+        for name in (f"lib/{PLUGIN}", "lib/libggml_rust_npu_skel_v75.so", "lib/libggml_rust_npu.a", "bin/ggml-npu",
+                     "share/man/man1/ggml-npu.1", "share/man/man1/ggml-npu-bench.1",
+                     "share/bash-completion/completions/ggml-npu", "share/zsh/site-functions/_ggml-npu",
+                     "share/fish/vendor_completions.d/ggml-npu.fish"):
             file = self.release / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(name, encoding="utf-8")
@@ -207,6 +210,7 @@ class Install(Case):
         self.assertEqual(self.installed.read_text(encoding="utf-8"), f"lib/{PLUGIN}")
         self.assertTrue((self.installed.parent / "libggml_rust_npu_skel_v75.so").exists())
         self.assertTrue((self.prefix / "bin" / "ggml-npu").exists())
+        self.assertEqual(len([path for path in (self.prefix / "share").rglob("*") if path.is_file()]), 5)
         self.assertEqual(re.findall(r"export GGML_BACKEND_PATH=(.*)", done.out), [str(self.installed)])
 
     def test_llama_without_backends_beside_it_gets_the_variable(self):
