@@ -3,8 +3,8 @@
 
 Usage: sentences.py [PAGE...]    the pages of PAGES without one
 
-Code, links' targets, headings and names in capitals (of types and operations) count as no words; a cell of a table is a
-paragraph. The other pages of docs are written for people who look something up, and are not held to it.
+Code, links' targets, headings, sources and names in capitals (of types and operations) count as no words; what stands between
+semicolons in a cell of a table is a paragraph. The pages of docs/results are not held to it yet.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from project import ROOT, Problem, main_with
 
-PAGES = ["*.md", "docs/guide/*.md", "dist/**/*.md", "patches/*.md", "fuzz/*.md"]
+PAGES = ["*.md", "docs/guide/*.md", "docs/internals/*.md", "dist/**/*.md", "patches/*.md", "fuzz/*.md"]
 MOST_WORDS = 30
 
 # What reads like a riddle, and what to write.
@@ -33,7 +33,8 @@ def paragraphs(text):
             yield start, " ".join(words)
             words = []
         if line.startswith("|"):
-            yield from ((number, cell) for cell in line.strip("|").split("|"))
+            # Many cells are lists.
+            yield from ((number, part) for cell in line.strip("|").split("|") for part in cell.split(";"))
         elif not is_apart:
             start = start if words else number
             words.append(line.removeprefix(item[0]) if item else line)
@@ -42,6 +43,8 @@ def paragraphs(text):
 def sentences(text):
     """The sentences of a page: (line, text)."""
     for line, paragraph in paragraphs(text):
+        if paragraph.startswith("SOURCE:"):
+            continue
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "`", paragraph))
         yield from ((line, sentence) for sentence in re.split(r"(?<=[.!?])[\"”)]?\s+", plain))
 

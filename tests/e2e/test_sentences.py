@@ -19,6 +19,7 @@ class Findings(Case):
         code = f"```sh\n{LONG}\n```\n"
         self.assertEqual(self.lines(f"{code}# {LONG}\n\nTypes: {'Q4_0, MUL_MAT, ' * 20}and `{LONG}`.\n"), [])
         self.assertEqual(self.lines(f"{code}\n{LONG}\n"), [5])
+        self.assertEqual(self.lines(f"SOURCE: {LONG}\n\n| a | {LONG[:60]}; {LONG[60:]} |\n"), [])
 
     def test_two_sentences_of_half_the_length_are_fine(self):
         half = " ".join(["word"] * 16)
