@@ -273,8 +273,8 @@ def debian(release, dist):
                              "\n No NPU has run it yet: it was tested in simulation."}
     (control / "control").write_text("".join(f"{key}: {value}\n" for key, value in fields.items()), encoding="utf-8")
     for path in [root, *root.rglob("*")]:
-        if path.is_dir():
-            path.chmod(0o755)
+        if not path.is_symlink():
+            path.chmod(mode(path))
         os.utime(path, (release.epoch, release.epoch), follow_symlinks=False)
     part = out.with_suffix(".part")
     # More threads would cut the file into other blocks.

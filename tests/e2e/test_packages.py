@@ -58,8 +58,14 @@ class Formats(Case):
     def test_same_files_give_the_same_bytes(self):
         for target in TARGETS:
             with self.subTest(target), tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-                sums = [{path.name: fetch.sha256(path) for path in self.made(Path(folder), target, mtime)}
-                        for folder, mtime in ((one, 1_000_001), (two, 2_000_000))]
+                sums = []
+                # The umask is that of the files that are written for a package, too.
+                for folder, mtime, umask in ((one, 1_000_001, 0o077), (two, 2_000_000, 0o002)):
+                    before = os.umask(umask)
+                    try:
+                        sums.append({path.name: fetch.sha256(path) for path in self.made(Path(folder), target, mtime)})
+                    finally:
+                        os.umask(before)
                 self.assertEqual(len(sums[0]), 4)
                 self.assertEqual(*sums)
 
