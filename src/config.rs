@@ -241,7 +241,7 @@ mod tests {
             (
                 "GGML_RUST_NPU_RULES",
                 "ffn=int3",
-                "fp16, int8, int8-plain, int4, int4-fp16, cpu",
+                "fp16, int8, int8-plain, int8-wide, int4, int4-fp16, cpu",
             ),
             ("GGML_RUST_NPU_CALIBRATION", "best", "absmax"),
             ("GGML_RUST_NPU_KEEP", "no", "on, off"),

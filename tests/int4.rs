@@ -64,11 +64,39 @@ fn rules_decide_the_arithmetic_by_name() {
 }
 
 #[test]
+fn heads_and_shared_keys_and_values_are_more_exact_than_other_weights_unless_a_rule_says_otherwise()
+{
+    let precision = |rules, name, ne: [usize; 2]| {
+        let target = target(&caps::RK3588, rules, Method::Mse);
+        let shape = contiguous(PLAIN, [ne[0], ne[1], 1, 1]);
+        plan::weight_layout(&target, &tensor(name, PLAIN, shape)).map(|layout| layout.precision)
+    };
+    for (name, ne, want) in [
+        ("output.weight", [64, 96], Precision::Int8Wide),
+        ("token_embd.weight", [64, 96], Precision::Int8Wide),
+        ("output.weight", [64, FEW_ROWS], Precision::Fp16),
+        ("blk.3.attn_output.weight", [192, 64], Precision::Int8),
+        ("blk.3.attn_k.weight", [192, 64], Precision::Fp16),
+        ("blk.3.attn_v.weight", [192, 64], Precision::Fp16),
+        ("blk.3.attn_v.weight", [160, 64], Precision::Int8),
+        ("blk.3.attn_q.weight", [192, 64], Precision::Int8),
+    ] {
+        assert_eq!(precision("", name, ne), Some(want), "{name}");
+        assert_eq!(
+            precision(".*=int8", name, ne),
+            Some(Precision::Int8),
+            "{name}"
+        );
+    }
+}
+
+#[test]
 fn every_choice_of_a_rule_multiplies() {
     let mut numbers = Numbers::new(31);
     for (rule, dtype, limit) in [
         ("fp16", PLAIN, 2e-7),
         ("int8", DType::F16, 2.6e-4),
+        ("int8-wide", DType::F16, 1.3e-4),
         ("int4", DType::F16, 2e-2),
     ] {
         let rknn = Rknn::simulate(sim::Options::new(caps::RK3588.soc)).unwrap();

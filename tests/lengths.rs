@@ -29,10 +29,11 @@ const MODELS: [(&str, [usize; 5]); 14] = [
     ("Llama-2-13B", [5120, 5120, 5120, 13_824, 32_000]),
 ];
 
-const CHOICES: [Choice; 5] = [
+const CHOICES: [Choice; 6] = [
     Choice::Fp16,
     Choice::Int8,
     Choice::Int8Plain,
+    Choice::Int8Wide,
     Choice::Int4,
     Choice::Int4Fp16,
 ];
@@ -44,7 +45,7 @@ fn check(caps: &RkCaps, layout: &WeightLayout, name: &str) {
     let k = layout.segment_k;
     let most = match layout.precision {
         Precision::Fp16 => 4096,
-        Precision::Int8 | Precision::Int8Plain => 8192,
+        Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => 8192,
         Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => 576,
     };
     assert!(

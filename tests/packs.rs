@@ -364,7 +364,7 @@ fn the_end_of_a_shorter_segment_is_cleared_whatever_lay_there() {
     for (caps, _, choice, precision) in CASES {
         let k = match precision {
             Precision::Fp16 => 4128,
-            Precision::Int8 | Precision::Int8Plain => 8224,
+            Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => 8224,
             _ => 608,
         };
         let w = Weight::random(&mut Numbers::new(7), DType::F16, [k, 64, 1, 1]);
@@ -435,7 +435,7 @@ proptest! {
         // 4.5 standard deviations.
         let limit = match precision {
             Precision::Fp16 => 0.0,
-            Precision::Int8 | Precision::Int8Plain => (4.5f64 / 127.0).powi(2) / 12.0,
+            Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => (4.5f64 / 127.0).powi(2) / 12.0,
             _ => (4.5f64 / 7.5).powi(2) / 12.0,
         };
         prop_assert!(error.relative() <= limit, "{precision:?}: {:.2e} is over {limit:.2e}", error.relative());

@@ -52,14 +52,13 @@ use multiversion::multiversion;
 use crate::calibrate::{self, LEVEL_MAX, Method};
 use crate::layout::NativeA;
 use crate::pack::{self, Rows};
+use crate::quant;
 use crate::rotation::Rotation;
 use crate::round::{self, clamped, halfway, low_byte};
 
-mod feedback;
 mod unpack;
 mod weight;
 
-pub use feedback::Feedback;
 pub use unpack::{Product, ScaledOutput, SumElem, SumTile, unpack_scaled};
 pub use weight::{pack_group_i4, quantize_group_i4, unpack_group_i4};
 
@@ -83,11 +82,13 @@ pub enum Digits {
     One,
     /// 225 levels, two rows of A.
     Two,
+    /// 65,025 levels of INT8, two rows of A.
+    TwoBytes,
 }
 
 impl Digits {
-    /// Weight of the high digit.
-    pub(crate) const BASE: f32 = 15.0;
+    /// Weight of the high one of two nibbles.
+    const BASE: f32 = 15.0;
 
     /// Clip of one digit in units of the RMS. The squared error of normal values is least at 2.46,
     /// and rotated rows are nearly normal. With this clip it is 1.29 % of their square, and no
@@ -103,7 +104,16 @@ impl Digits {
     pub const fn rows(self) -> usize {
         match self {
             Self::One => 1,
-            Self::Two => 2,
+            Self::Two | Self::TwoBytes => 2,
+        }
+    }
+
+    /// Returns the weight of the high digit.
+    #[inline(always)]
+    pub(crate) const fn base(self) -> f32 {
+        match self {
+            Self::One | Self::Two => Self::BASE,
+            Self::TwoBytes => quant::WIDE_BASE,
         }
     }
 
@@ -112,7 +122,7 @@ impl Digits {
     fn scale(self, values: &[f32]) -> f32 {
         let (clip, levels) = match self {
             Self::One => (calibrate::rms_clip(values, Self::CLIP_RMS), I4_MAX),
-            Self::Two => (calibrate::clip(values, Method::AbsMax), TWO_DIGITS_MAX),
+            Self::Two | Self::TwoBytes => (calibrate::clip(values, Method::AbsMax), TWO_DIGITS_MAX),
         };
         let scale = clip.magnitude() / levels;
         if scale < f32::MIN_POSITIVE {
@@ -149,7 +159,7 @@ pub const fn factors(segments: usize) -> usize {
 ///   non-finite element
 ///
 /// # Panics
-/// If a length disagrees, or K or `segment_k` is odd or 0.
+/// If a length disagrees, K or `segment_k` is odd or 0, or `digits` are bytes.
 pub fn quantize_rows_i4(
     src: Rows<'_, f32>,
     rotation: &Rotation,
@@ -159,6 +169,7 @@ pub fn quantize_rows_i4(
     out: &mut [u8],
     factors: &mut [f32],
 ) {
+    assert!(digits != Digits::TwoBytes, "nibbles do not hold bytes");
     let k = src.row_len();
     let row_bytes = nibble_bytes(k, segment_k);
     let (segments, digit_rows) = (k.div_ceil(segment_k), digits.rows());
@@ -186,12 +197,12 @@ pub fn quantize_rows_i4(
             let inverse = 1.0 / *scale;
             let sum = match digits {
                 Digits::One if *scale > 0.0 => quantize_one(values, inverse, high),
-                Digits::Two if *scale > 0.0 => quantize_two(values, inverse, high, &mut low[range]),
+                _ if *scale > 0.0 => quantize_two(values, inverse, high, &mut low[range]),
                 Digits::One => {
                     high.fill(0);
                     0
                 }
-                Digits::Two => {
+                _ => {
                     high.fill(0);
                     low[range].fill(0);
                     0

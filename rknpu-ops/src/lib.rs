@@ -8,9 +8,10 @@
 //! | [`pack`] | weights and activations into the native layouts | `layout`, `quant`, `rotation` |
 //! | [`attention`] | softmax between the two products of attention, values into native B | `layout`, `pack` (views of rows) |
 //! | [`calibrate`] | clips for INT4 weights: percentile, squared error, KL divergence | `pack` (views of rows) |
+//! | [`feedback`] | weights rounded so that later ones compensate the errors of earlier ones | `calibrate`, `quant` |
 //! | [`proof`] | sums of a run beside those of the CPU | `layout` |
 //! | [`rotation`] | signs and Hadamard blocks along K, a function of K alone | `quant` |
-//! | [`int4`] | INT4 operands: nibbles, results of K segments with scales of their own | `calibrate`, `layout`, `pack`, `quant`, `rotation` |
+//! | [`int4`] | INT4 operands: nibbles, results of K segments with scales of their own | `calibrate`, `feedback`, `layout`, `pack`, `quant`, `rotation` |
 //! | [`scalar`], `neon` | the loops of `quant`, `pack` and `int4`: portable ones, and the same bits on aarch64's vector unit | types of these three |
 //! | [`stream`] | command streams for an RK3588: registers, tasks, the envelope of what runs on boards | `ffi` (type names), `layout` |
 //! | [`direct`] | Rockchip's kernel driver without librknnrt: the same C ABI over `stream` | `ffi`, `stream`, crate `sim-common` (slots) |
@@ -20,6 +21,7 @@
 pub mod attention;
 pub mod calibrate;
 pub mod direct;
+pub mod feedback;
 pub mod ffi;
 pub mod int4;
 pub mod layout;

@@ -188,6 +188,35 @@ pub fn quantize_rows_i8(
     }
 }
 
+/// Computes step 1 for INT8 with two digits: rotates and quantizes rows into a row-major scratch.
+///
+/// - `src`: any rows, K elements each; `work`: at least K elements of scratch
+/// - `out`: `src.count() * 2 K` elements, row-major without gaps; the digits of a row follow each other, the high one first
+/// - `scales`: `src.count()` elements, see [`quant::quantize_row_wide`]
+///
+/// # Panics
+/// If a length disagrees.
+pub fn quantize_rows_wide(
+    src: Rows<'_, f32>,
+    rotation: &Rotation,
+    work: &mut [f32],
+    out: &mut [i8],
+    scales: &mut [f32],
+) {
+    let k = src.row_len();
+    assert_eq!(
+        out.len(),
+        src.count() * 2 * k,
+        "scratch does not hold the digits"
+    );
+    assert_eq!(scales.len(), src.count(), "one scale per row");
+    for (m, scale) in scales.iter_mut().enumerate() {
+        let row = rotation.of(src.row(m), work);
+        let (high, low) = out[m * 2 * k..][..2 * k].split_at_mut(k);
+        *scale = quant::quantize_row_wide(row, high, low);
+    }
+}
+
 /// Computes step 1 for FP16: rotates rows and converts them into a row-major scratch, each
 /// multiplied by its own power of two.
 ///

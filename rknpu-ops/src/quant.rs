@@ -16,8 +16,10 @@
 //! result.
 
 use half::f16;
+use multiversion::multiversion;
 
 use crate::kernel;
+use crate::round::{MAGIC, clamped, low_byte};
 
 /// Largest Hadamard block, in elements of K.
 ///
@@ -29,6 +31,12 @@ pub const HADAMARD_BLOCK_MAX: usize = 4096;
 /// Largest quantized magnitude. -128 is left unused so that the range is symmetric and
 /// `127 * 127 * K` bounds a sum.
 pub const I8_MAX: f32 = 127.0;
+
+/// Weight of the high one of two INT8 digits.
+pub const WIDE_BASE: f32 = 255.0;
+
+/// Largest magnitude of two INT8 digits.
+const WIDE_MAX: f32 = I8_MAX * WIDE_BASE + I8_MAX;
 
 /// Smallest scale of a row that is not treated as zero: the smallest normal FP32 number, so that
 /// `1 / scale` is finite.
@@ -119,6 +127,54 @@ pub fn quantize_row_i8(row: &[f32], out: &mut [i8]) -> f32 {
     let scale = row_scale_i8(row);
     quantize_row_by(row, scale, out);
     scale
+}
+
+/// Quantizes one row to two INT8 digits with a scale, which it returns:
+/// `row[k]` is about `scale * (255 * high[k] + low[k])`.
+///
+/// - `high`, `low`: as many elements as the row, each in [-127, 127]
+/// - scale: `max |x| / 32512`; the error is at most `scale / 2 * (1 + 2^-7)`
+/// - 0, and zeros, for rows of zeros and those so small that the scale would be subnormal; NaN, and zeros, if an element is not
+///   finite
+///
+/// ```
+/// use rknpu_ops::quant::quantize_row_wide;
+///
+/// let (mut high, mut low) = ([0; 3], [0; 3]);
+/// let scale = quantize_row_wide(&[32512.0, -256.0, 3.0], &mut high, &mut low);
+/// assert_eq!((scale, high, low), (1.0, [127, -1, 0], [127, -1, 3]));
+/// ```
+///
+/// # Panics
+/// If `row`, `high` and `low` differ in length.
+pub fn quantize_row_wide(row: &[f32], high: &mut [i8], low: &mut [i8]) -> f32 {
+    let lengths = [high.len(), low.len()];
+    assert_eq!(lengths, [row.len(); 2], "row and digits differ in length");
+    let max = f32::from_bits(kernel::absmax_bits(row));
+    let scale = if max.is_finite() {
+        max / WIDE_MAX
+    } else {
+        f32::NAN
+    };
+    if scale >= SCALE_MIN {
+        digits(row, 1.0 / scale, high, low);
+        return scale;
+    }
+    high.fill(0);
+    low.fill(0);
+    if scale.is_nan() { scale } else { 0.0 }
+}
+
+/// Computes the two digits of `clamp(round(x * inverse), -32512, 32512)`, ties to even.
+#[multiversion(targets("x86_64+avx2"))]
+fn digits(row: &[f32], inverse: f32, high: &mut [i8], low: &mut [i8]) {
+    for ((x, high), low) in row.iter().zip(high).zip(low) {
+        let q = clamped(x * inverse, WIDE_MAX) - MAGIC;
+        // No quotient is halfway between two integers, since the base is odd.
+        let digit = clamped(q * (1.0 / WIDE_BASE), I8_MAX);
+        *high = low_byte(digit);
+        *low = low_byte(q - (digit - MAGIC) * WIDE_BASE + MAGIC);
+    }
 }
 
 /// Quantizes one row without rounding: the scale, which is returned, is the largest number of which

@@ -19,9 +19,17 @@ pub(crate) fn clamped(v: f32, limit: f32) -> f32 {
 /// - `limit`: half of an odd integer, at most 2^22
 #[inline(always)]
 pub(crate) fn halfway(v: f32, limit: f32) -> f32 {
+    shifted(v, limit, 0.5)
+}
+
+/// Returns `MAGIC + q`, where `q + shift` is nearest to `v` between `-limit` and `limit`.
+///
+/// - `limit`: an integer plus `shift`, at most 2^22; `shift`: 0 or 1/2
+#[inline(always)]
+pub(crate) fn shifted(v: f32, limit: f32, shift: f32) -> f32 {
     let v = if v < limit { v } else { limit };
     let v = if v > -limit { v } else { -limit };
-    v - 0.5 + MAGIC
+    v - shift + MAGIC
 }
 
 /// Returns the integer of a value that [`clamped`] or [`halfway`] returned with a limit of at most

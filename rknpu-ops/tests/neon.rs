@@ -326,7 +326,7 @@ fn unpack_of_fp32_has_the_same_bits() {
 /// Compares tiles of products whose elements of C are `number`s of their index.
 fn scaled_tiles_alike<T: SumElem + std::fmt::Debug>(number: impl Fn(usize) -> T) {
     for (t, segments, digits) in [4, 8, 16].into_iter().flat_map(|t| {
-        let digits = [Digits::One, Digits::Two];
+        let digits = [Digits::One, Digits::Two, Digits::TwoBytes];
         [1, 2, 5]
             .into_iter()
             .flat_map(move |s| digits.map(|digits| (t, s, digits)))

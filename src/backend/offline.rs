@@ -7,7 +7,7 @@ use half::f16;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType};
 use rayon::prelude::*;
 use rknpu_ops::calibrate::Method;
-use rknpu_ops::int4::Feedback;
+use rknpu_ops::feedback::Feedback;
 
 use crate::dequantize;
 use crate::gguf::GgmlType;

@@ -3,7 +3,7 @@
 //! `pattern=choice,pattern=choice,…`: patterns are regular expressions that may match anywhere in
 //! the name, as in llama.cpp's `-ot`; the first one that matches decides. A comma inside brackets,
 //! or after a backslash, is part of the pattern: `blk\.\d{1,2}\.ffn=int8`. Without a match, F16
-//! weights are multiplied in FP16 and quantized ones in INT8.
+//! weights are multiplied in FP16 and quantized ones in INT8, but for those on which results depend most.
 
 use regex_lite::Regex;
 
@@ -16,6 +16,8 @@ pub enum Choice {
     Int8,
     /// INT8 × INT8 without a rotation.
     Int8Plain,
+    /// INT8 × INT8, with activations as two digits.
+    Int8Wide,
     /// INT4 weights, in the arithmetic that the chip has for them.
     Int4,
     /// INT4 weights × FP16.
@@ -25,10 +27,11 @@ pub enum Choice {
 }
 
 /// The words of a rule.
-const CHOICES: [(&str, Choice); 6] = [
+const CHOICES: [(&str, Choice); 7] = [
     ("fp16", Choice::Fp16),
     ("int8", Choice::Int8),
     ("int8-plain", Choice::Int8Plain),
+    ("int8-wide", Choice::Int8Wide),
     ("int4", Choice::Int4),
     ("int4-fp16", Choice::Int4Fp16),
     ("cpu", Choice::Cpu),
@@ -36,7 +39,7 @@ const CHOICES: [(&str, Choice); 6] = [
 
 /// Returns the words, for messages.
 #[must_use]
-pub fn choices() -> [&'static str; 6] {
+pub fn choices() -> [&'static str; 7] {
     CHOICES.map(|(word, _)| word)
 }
 

@@ -16,14 +16,15 @@ const RK_FAMILY: u32 = 0x524b;
 /// when the native layouts, the rotation, or the rounding change.
 const RK_VERSION: u32 = 1;
 
-/// Numbers of the arithmetics.
-const PRECISIONS: [(Precision, u32); 6] = [
+/// Numbers of the arithmetics. Those that differ in their activations alone share one, which stands for the first of them.
+const PRECISIONS: [(Precision, u32); 7] = [
     (Precision::Int8, 1),
     (Precision::Fp16, 2),
     (Precision::Int4, 3),
     (Precision::Int4Int8, 4),
     (Precision::Int4Fp16, 5),
     (Precision::Int8Plain, 6),
+    (Precision::Int8Wide, 1),
 ];
 
 /// Word of [`LayoutTag::hexagon`] that is set if the weights are quantized again, or converted to F16.

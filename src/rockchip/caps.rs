@@ -17,6 +17,9 @@ pub enum Precision {
     /// As [`Self::Int8`], but neither operand is rotated, and rows of weights that are integers of 8
     /// bits times a scale keep their values exactly.
     Int8Plain,
+    /// As [`Self::Int8`], with activations as two INT8 digits, whose error is far below that of the
+    /// weights.
+    Int8Wide,
     /// FP16 weights as they are, FP16 activations, FP32 sums.
     Fp16,
     /// INT4 weights with a scale for each row and segment, activations as two INT4 digits, INT16
@@ -42,6 +45,7 @@ impl Precision {
         match self {
             Self::Int8 => "INT8",
             Self::Int8Plain => "INT8-PLAIN",
+            Self::Int8Wide => "INT8-WIDE",
             Self::Fp16 => "FP16",
             Self::Int4 => "INT4",
             Self::Int4Int8 => "INT4-INT8",
@@ -53,7 +57,7 @@ impl Precision {
     #[must_use]
     pub const fn matmul_type(self) -> MatmulType {
         match self {
-            Self::Int8 | Self::Int8Plain => MatmulType::I8_I8_I32,
+            Self::Int8 | Self::Int8Plain | Self::Int8Wide => MatmulType::I8_I8_I32,
             Self::Fp16 => MatmulType::F16_F16_F32,
             Self::Int4 => MatmulType::I4_I4_I16,
             Self::Int4Int8 => MatmulType::I8_I4_I32,
@@ -66,6 +70,7 @@ impl Precision {
     pub const fn rows(self) -> usize {
         match self {
             Self::Int4 => DIGITS.rows(),
+            Self::Int8Wide => Digits::TwoBytes.rows(),
             Self::Int8 | Self::Int8Plain | Self::Fp16 | Self::Int4Int8 | Self::Int4Fp16 => 1,
         }
     }
@@ -104,7 +109,7 @@ impl CallCost {
     #[must_use]
     pub fn ops_per_ns(&self, precision: Precision) -> f32 {
         match precision {
-            Precision::Int8 | Precision::Int8Plain => self.int8_ops_per_ns,
+            Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => self.int8_ops_per_ns,
             Precision::Fp16 => self.fp16_ops_per_ns,
             Precision::Int4 => self.int4_ops_per_ns,
             // No rates of mixed types are published; they are assumed to be those of the activations' type.

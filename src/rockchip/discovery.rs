@@ -147,8 +147,8 @@ pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
                 value: word.into(),
                 reason: format!("{} has no such arithmetic", caps.soc.name()),
                 allowed: match caps.int4 {
-                    Some(_) => "fp16, int8, int8-plain, int4, cpu".into(),
-                    None => "fp16, int8, int8-plain, cpu".into(),
+                    Some(_) => "fp16, int8, int8-plain, int8-wide, int4, cpu".into(),
+                    None => "fp16, int8, int8-plain, int8-wide, cpu".into(),
                 },
             });
         }

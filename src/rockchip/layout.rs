@@ -89,11 +89,12 @@ impl WeightLayout {
             (DType::Quantized { .. }, None) if ne[1] <= FEW_ROWS => Precision::Fp16,
             (_, Some(Choice::Int8)) | (DType::Quantized { .. }, None) => Precision::Int8,
             (_, Some(Choice::Int8Plain)) => Precision::Int8Plain,
+            (_, Some(Choice::Int8Wide)) => Precision::Int8Wide,
             (_, Some(Choice::Int4)) => caps.int4?,
             (_, Some(Choice::Int4Fp16)) => caps.int4_fp16?,
         };
         let k_max = match precision {
-            Precision::Int8 | Precision::Int8Plain => caps.k_max_int8,
+            Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => caps.k_max_int8,
             Precision::Fp16 => caps.k_max_fp16,
             Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => int4::SAFE_K_I4,
         };
@@ -176,7 +177,7 @@ impl WeightLayout {
     /// K.
     pub(super) fn scale_sets(&self) -> usize {
         match self.precision {
-            Precision::Int8 | Precision::Int8Plain | Precision::Fp16 => 1,
+            Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide | Precision::Fp16 => 1,
             Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => self.segments,
         }
     }
@@ -256,9 +257,11 @@ impl WeightLayout {
     pub fn rotation(&self) -> Rotation {
         match self.precision {
             Precision::Fp16 | Precision::Int8Plain => Rotation::identity(self.k),
-            Precision::Int8 | Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => {
-                Rotation::new(self.k)
-            }
+            Precision::Int8
+            | Precision::Int8Wide
+            | Precision::Int4
+            | Precision::Int4Int8
+            | Precision::Int4Fp16 => Rotation::new(self.k),
         }
     }
 }

@@ -7,7 +7,8 @@ use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use rayon::prelude::*;
 use rknpu_ops::calibrate::Method;
-use rknpu_ops::int4::{self, Feedback};
+use rknpu_ops::feedback::{self, Feedback, RoundingScratch};
+use rknpu_ops::int4;
 use rknpu_ops::layout::NativeB;
 use rknpu_ops::pack::{self, Rows};
 use rknpu_ops::quant;
@@ -30,7 +31,7 @@ pub struct RowSource<'a> {
     pub dequantize: Option<&'a dyn Dequantize>,
     /// Method that clips INT4 weights.
     pub calibration: Method,
-    /// Feedback for each K segment of INT4 weights, to compensate rounding errors; empty for none.
+    /// Feedback for each K segment of rotated integer weights, to compensate rounding errors; empty for none.
     pub feedback: &'a [Feedback],
 }
 
@@ -104,7 +105,9 @@ pub fn pack_rows(
         .for_each_init(Work::default, |work, group| {
             let bytes = &source.rows[group.first_row * row_bytes..][..group.rows * row_bytes];
             match layout.precision {
-                Precision::Int8 | Precision::Int8Plain => packer.int8(bytes, group, work),
+                Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => {
+                    packer.int8(bytes, group, work)
+                }
                 Precision::Fp16 => packer.fp16(bytes, group, work),
                 Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => {
                     packer.int4(bytes, group, work)
@@ -120,6 +123,7 @@ struct Work {
     int8: Vec<i8>,
     bits: Vec<u16>,
     nibbles: Vec<u8>,
+    rounding: RoundingScratch,
 }
 
 /// Cuts the destination into groups of `gn` rows, those without any row that exists left out.
@@ -180,7 +184,12 @@ impl Packer<'_> {
                 Precision::Int8Plain => quant::exact_row_i8(&work.values, int8),
                 _ => None,
             };
-            *scale = exact.unwrap_or_else(|| quant::quantize_row_i8(&work.values, int8));
+            *scale = exact.unwrap_or_else(|| match self.source.feedback {
+                [] => quant::quantize_row_i8(&work.values, int8),
+                feedback => {
+                    feedback::quantize_row_i8(feedback, &work.values, &mut work.rounding, int8)
+                }
+            });
         }
         self.pack(Rows::new(&work.int8, group.rows, k, k), &mut group.segments);
     }

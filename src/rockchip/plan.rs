@@ -4,7 +4,7 @@
 use rknpu_ops::calibrate::Method;
 
 use super::caps::{self, Precision, RkCaps};
-use super::layout::WeightLayout;
+use super::layout::{FEW_ROWS, WeightLayout};
 use crate::config::Repack;
 use crate::config::rules::{Choice, Rules};
 use crate::graph::{Op, Operation, Place, Refusal, Role, Tensor};
@@ -15,6 +15,16 @@ pub use self::bucket::{Bucketing, Buckets, M_BUCKET_MAX, MPiece};
 
 mod attention;
 mod bucket;
+
+/// The weights that logits are made with, in llama.cpp's words; the second where they are the embeddings.
+const HEADS: [&str; 2] = ["output.weight", "token_embd.weight"];
+
+/// The ends of the names of weights that keys and values are made with.
+const KEYS_AND_VALUES: [&str; 2] = [".attn_k.weight", ".attn_v.weight"];
+
+/// Fewest columns for each row of such weights that are multiplied in FP16: they are 2 to 5 % of a model then, and a third of
+/// the rows of queries or less.
+const SHARED_BY: usize = 3;
 
 /// The chip and the user's choices for it.
 #[derive(Debug)]
@@ -52,8 +62,34 @@ impl From<&'static RkCaps> for Target {
 }
 
 impl Target {
+    /// Returns the arithmetic that a rule chooses for weights, or that quantized ones have because results depend on them more
+    /// than on others of their size.
+    ///
+    /// - The activations of a head have two digits: its errors are those of the logits, and it multiplies so few rows that
+    ///   reading it takes longer than computing.
+    /// - Few rows of keys and values, which several heads of queries share, are multiplied in FP16.
+    fn choice(&self, weights: &Tensor) -> Option<Choice> {
+        let rule = self.rules.choice(weights.name);
+        if rule.is_some() || !matches!(weights.dtype, DType::Quantized { .. }) {
+            return rule;
+        }
+        let [k, n, ..] = weights.shape.ne;
+        let is_shared = n.saturating_mul(SHARED_BY) <= k;
+        if HEADS.contains(&weights.name) {
+            (n > FEW_ROWS).then_some(Choice::Int8Wide)
+        } else if is_shared
+            && KEYS_AND_VALUES
+                .iter()
+                .any(|end| weights.name.ends_with(end))
+        {
+            Some(Choice::Fp16)
+        } else {
+            None
+        }
+    }
+
     fn layout(&self, weights: &Tensor) -> Option<WeightLayout> {
-        let choice = self.rules.choice(weights.name);
+        let choice = self.choice(weights);
         WeightLayout::new(self.caps, choice, weights.dtype, weights.shape.ne)
             .filter(|layout| buffer_bytes(layout, weights) <= caps::DOMAIN_WEIGHT_BYTES)
     }
@@ -109,7 +145,7 @@ pub fn too_large(target: &Target, operation: &Operation) -> Option<usize> {
     if !matches!(operation.op, Op::MulMat | Op::MulMatId) {
         return None;
     }
-    let choice = target.rules.choice(weights.name);
+    let choice = target.choice(weights);
     let layout = WeightLayout::new(target.caps, choice, weights.dtype, weights.shape.ne)?;
     let bytes = buffer_bytes(&layout, weights);
     (bytes > caps::DOMAIN_WEIGHT_BYTES).then_some(bytes)

@@ -76,7 +76,7 @@ impl Passed {
 /// (measured in rknpu-ops/tests/int4); three times that is a wrong layout.
 fn limit(precision: Precision) -> f64 {
     match precision {
-        Precision::Int8 | Precision::Int8Plain => 3e-4,
+        Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => 3e-4,
         Precision::Fp16 => 1e-6,
         Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => 4e-2,
     }

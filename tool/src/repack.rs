@@ -15,6 +15,7 @@ use ggml_rust_npu::config::rules::{Choice, Rules};
 use ggml_rust_npu::config::{self, Config};
 use ggml_rust_npu::gguf::{File, Header, TensorInfo};
 use ggml_rust_npu::packfile::PackWriter;
+use ggml_rust_npu::rockchip::caps::Precision;
 
 use crate::ToolError;
 use crate::chip::{self, Chip};
@@ -52,7 +53,7 @@ pub struct RepackArgs {
     /// Method that clips INT4 weights, as GGML_RUST_NPU_CALIBRATION
     #[arg(long, value_parser = PossibleValuesParser::new(config::calibrations()))]
     calibrate: Option<String>,
-    /// Statistics of the model's inputs, from llama-imatrix: the rounding error of an INT4 weight
+    /// Statistics of the model's inputs, from llama-imatrix: the rounding error of a weight that becomes INT8 or INT4
     /// is compensated by the next ones, where inputs are large
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
@@ -91,13 +92,11 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
         let model = args.model.display();
         return Err(format!("no weight of {model} is for {}", args.chip).into());
     }
-    let int4_options = [
-        ("--calibrate", args.calibrate.is_some()),
-        ("--imatrix", args.imatrix.is_some()),
-    ];
-    let given = int4_options.iter().find(|(_, given)| *given);
-    if let (Some((option, _)), false) = (given, jobs.iter().any(|(_, form)| is_int4(form))) {
-        return Err(format!("{option} is for INT4 weights, and no weight becomes INT4").into());
+    if args.calibrate.is_some() && !jobs.iter().any(|(_, form)| is_int4(form)) {
+        return Err("--calibrate is for INT4 weights, and no weight becomes INT4".into());
+    }
+    if imatrix.is_some() && !jobs.iter().any(|(_, form)| is_rotated(form)) {
+        return Err("--imatrix is for INT8 and INT4 weights, and no weight becomes one".into());
     }
     let means = (jobs.iter()).map(|job| means(job, imatrix.as_ref()));
     let means: Vec<_> = means.collect::<Result<_, _>>()?;
@@ -251,9 +250,9 @@ fn options(args: &RepackArgs, config: &Config, chip: &Chip) -> String {
                 "--calibrate {}",
                 config::calibration_word(config.calibration)
             ));
-            let imatrix = args.imatrix.as_ref().and_then(|path| path.file_name());
-            options.extend(imatrix.map(|name| format!("--imatrix {}", name.display())));
         }
+        let imatrix = args.imatrix.as_ref().and_then(|path| path.file_name());
+        options.extend(imatrix.map(|name| format!("--imatrix {}", name.display())));
     }
     options.join(" ")
 }
@@ -262,7 +261,13 @@ fn is_int4(form: &Form) -> bool {
     matches!(form, Form::Rockchip(layout, _) if layout.precision.is_int4())
 }
 
-/// Returns the mean square of each input of an INT4 weight. Weights outside of the model's blocks may have none: llama-imatrix
+/// Returns `true` for weights whose rounding errors can be compensated: integers that are rotated.
+fn is_rotated(form: &Form) -> bool {
+    let of_int8 = |precision| matches!(precision, Precision::Int8 | Precision::Int8Wide);
+    is_int4(form) || matches!(form, Form::Rockchip(layout, _) if of_int8(layout.precision))
+}
+
+/// Returns the mean square of each input of an INT8 or INT4 weight, if they are known. Those of experts in INT8 are not used. Weights in INT8 and outside of the model's blocks may have none: llama-imatrix
 /// leaves out the head unless it is asked for, and always one that is the embeddings.
 ///
 /// # Errors
@@ -271,29 +276,33 @@ fn means<'a>(
     (tensor, form): &RepackJob,
     imatrix: Option<&'a Imatrix>,
 ) -> Result<Option<&'a [f32]>, ToolError> {
-    let Some(imatrix) = imatrix.filter(|_| is_int4(form)) else {
+    let Some(imatrix) = imatrix.filter(|_| is_rotated(form)) else {
         return Ok(None);
     };
     let name = &tensor.name;
+    if tensor.ne[2] > 1 && !is_int4(form) {
+        return Ok(None);
+    }
     if tensor.ne[2] > 1 {
         return Err(format!("{name} has experts, which --imatrix does not support in INT4").into());
     }
-    if !name.starts_with("blk.") && !imatrix.has(tensor) {
+    let is_needed = is_int4(form) && name.starts_with("blk.");
+    if !is_needed && !imatrix.has(tensor) {
         return Ok(None);
     }
     imatrix.of(tensor).map(Some)
 }
 
-/// Names the INT4 weights that have no statistics.
+/// Names the weights that become INT8 or INT4 without statistics.
 ///
 /// # Errors
 /// Text if none has.
 fn say_without_statistics(jobs: &[RepackJob], means: &[Option<&[f32]>]) -> Result<(), ToolError> {
     if means.iter().all(Option::is_none) {
-        return Err("--imatrix has statistics of no weight that becomes INT4".into());
+        return Err("--imatrix has statistics of no weight that becomes INT8 or INT4".into());
     }
     for ((tensor, form), means) in jobs.iter().zip(means) {
-        if is_int4(form) && means.is_none() {
+        if is_rotated(form) && means.is_none() {
             say(format_args!(
                 "{} is rounded as without --imatrix, which says nothing of it",
                 tensor.name

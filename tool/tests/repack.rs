@@ -245,9 +245,14 @@ fn a_head_without_statistics_is_rounded_as_without_an_imatrix() {
         "-o",
         path(&pack),
     ];
-    let output = run(&[&of_head[..], &["--rules", "token_embd=int4"], &flags].concat());
+    let output = run(&[
+        &of_head[..],
+        &["--rules", "token_embd=int4,blk=fp16"],
+        &flags,
+    ]
+    .concat());
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-    let error = "--imatrix has statistics of no weight that becomes INT4";
+    let error = "--imatrix has statistics of no weight that becomes INT8 or INT4";
     assert!(text(&output).contains(error), "{}", text(&output));
     assert!(!pack.exists());
     write("blk.0.attn_k.weight");
@@ -256,15 +261,30 @@ fn a_head_without_statistics_is_rounded_as_without_an_imatrix() {
     let line = "token_embd.weight is rounded as without --imatrix";
     assert!(text(&output).contains(line), "{}", text(&output));
     assert!(repack(&plain, &[]).status.success());
-    let packs = [&pack, &plain].map(|path| Pack::open(path).unwrap());
-    for (name, same) in [
-        ("token_embd.weight", true),
-        ("blk.0.attn_q.weight", false),
-        ("blk.0.attn_k.weight", false),
-    ] {
-        let [with, without] = [&packs[0], &packs[1]].map(|pack| pack.entry(name).unwrap());
-        assert_eq!(with.payload == without.payload, same, "{name}");
-    }
+    let compare = || {
+        let packs = [&pack, &plain].map(|path| Pack::open(path).unwrap());
+        for (name, same) in [
+            ("token_embd.weight", true),
+            ("blk.0.attn_q.weight", false),
+            ("blk.0.attn_k.weight", false),
+        ] {
+            let [with, without] = [&packs[0], &packs[1]].map(|pack| pack.entry(name).unwrap());
+            assert_eq!(with.payload == without.payload, same, "{name}");
+        }
+    };
+    compare();
+    let in_int8 = |pack: &Path, flags: &[&str]| {
+        let args = ["repack", path(&model), "--chip", "rk3588", "-o", path(pack)];
+        run(&[&args[..], flags].concat())
+    };
+    let output = in_int8(&pack, &flags);
+    assert!(
+        output.status.success() && text(&output).contains(line),
+        "{}",
+        text(&output)
+    );
+    assert!(in_int8(&plain, &[]).status.success());
+    compare();
 }
 
 /// They may be for the backend, or for other models.

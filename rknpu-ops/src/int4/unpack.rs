@@ -80,7 +80,7 @@ impl<'a, T> Product<'a, T> {
     ///
     /// - `segments`: in order of K, at least one; `layout`: of C
     /// - `m`: rows of the buffers (the bucket); `digits`: of the activations: with two, row `m` of
-    ///   the product is `15 * c[2 m] + c[2 m + 1]`
+    ///   the product is `15 * c[2 m] + c[2 m + 1]`, and with two bytes `255 * c[2 m] + c[2 m + 1]`
     /// - `factors`: for each row of the product [`factors_i4`](super::factors_i4) or
     ///   [`factors`](super::factors) elements
     ///
@@ -146,7 +146,8 @@ impl<'a, T> Product<'a, T> {
 /// Unpacks rows of a product.
 ///
 /// - the sum with the half is exact for `i16`, also with two digits (it has at most 20 bits), and
-///   for `i32` below 2^23, as all sums of a K segment are; then one FP32 rounding each for the
+///   for `i32` below 2^23, as all sums of a K segment of INT4 weights are; two digits of `i32` are rounded each, and their
+///   sum; then one FP32 rounding each for the
 ///   product with the weight scale, the product with the activation scale, and the addition, in
 ///   order of K
 /// - a NaN scale makes its row or column NaN

@@ -1,8 +1,8 @@
 //! Packing of weights: calibrated scales, nibbles, native B.
 
-use super::feedback::{Feedback, RoundingScratch};
 use super::{CHUNK, join_nibbles, nibble_bytes, quantize_weights};
 use crate::calibrate::{self, Method};
+use crate::feedback::{Feedback, RoundingScratch};
 use crate::layout::NativeB;
 use crate::pack::{self, Rows};
 
@@ -52,7 +52,7 @@ pub fn quantize_group_i4(
             scales[m] = clip.scale_i4(values, method);
             match (clip.inverse_i4(), feedback.get(segment)) {
                 (Some(_), Some(feedback)) => {
-                    scales[m] = feedback.round(values, clip, &mut work);
+                    scales[m] = feedback.round_i4(values, clip, &mut work);
                     let levels = work.best.as_chunks::<CHUNK>().0;
                     for (levels, out) in levels.iter().zip(out.chunks_mut(CHUNK / 2)) {
                         join_nibbles(levels, out);

@@ -53,11 +53,11 @@ fn by_shape<T: SumElem>(
 ) {
     match (product.t, product.digits) {
         (4, Digits::One) => by_rows::<T, 1, 1>(product, rows, columns, tile),
-        (4, Digits::Two) => by_rows::<T, 1, 2>(product, rows, columns, tile),
+        (4, _) => by_rows::<T, 1, 2>(product, rows, columns, tile),
         (8, Digits::One) => by_rows::<T, 2, 1>(product, rows, columns, tile),
-        (8, Digits::Two) => by_rows::<T, 2, 2>(product, rows, columns, tile),
+        (8, _) => by_rows::<T, 2, 2>(product, rows, columns, tile),
         (16, Digits::One) => by_rows::<T, 4, 1>(product, rows, columns, tile),
-        (16, Digits::Two) => by_rows::<T, 4, 2>(product, rows, columns, tile),
+        (16, _) => by_rows::<T, 4, 2>(product, rows, columns, tile),
         (t, _) => unreachable!("Product::new admits no native slices of {t}"),
     }
 }
@@ -90,6 +90,7 @@ fn fill<T: SumElem, const Q: usize, const D: usize, const R: usize>(
     tile: &mut [[f32; COLUMNS]; R],
 ) {
     let pitch = product.m * 4 * Q;
+    let base = vdupq_n_f32(product.digits.base());
     for (index, segment) in product.segments.iter().enumerate() {
         let factors: [_; R] = from_fn(|r| {
             let (a, half) = product.factors(m0 + r, index);
@@ -101,25 +102,34 @@ fn fill<T: SumElem, const Q: usize, const D: usize, const R: usize>(
         for (j, w_scales) in whole.iter().enumerate() {
             let lines: &[[[[T; 4]; Q]; D]; R] = block(&segment.c[first + j * pitch..]);
             for (q, w) in w_scales.iter().enumerate() {
-                add(lines, q, load(w), &factors, tile, j * Q + q);
+                add(lines, q, (load(w), base), &factors, tile, j * Q + q);
             }
         }
         if !rest.is_empty() {
             let lines: &[[[[T; 4]; Q]; D]; R] = block(&segment.c[first + whole.len() * pitch..]);
             for (q, w) in rest.iter().enumerate() {
-                add(lines, q, load(w), &factors, tile, whole.len() * Q + q);
+                add(
+                    lines,
+                    q,
+                    (load(w), base),
+                    &factors,
+                    tile,
+                    whole.len() * Q + q,
+                );
             }
         }
     }
 }
 
 /// Adds four columns, the `q`-th of a native slice, to place `at` of each row of the tile.
+///
+/// - `w`, `base`: scales of the columns; the weight of a high digit
 #[inline]
 #[target_feature(enable = "neon")]
 fn add<T: SumElem, const Q: usize, const D: usize, const R: usize>(
     lines: &[[[[T; 4]; Q]; D]; R],
     q: usize,
-    w: float32x4_t,
+    (w, base): (float32x4_t, float32x4_t),
     factors: &[(float32x4_t, float32x4_t); R],
     tile: &mut [[f32; COLUMNS]; R],
     at: usize,
@@ -127,7 +137,7 @@ fn add<T: SumElem, const Q: usize, const D: usize, const R: usize>(
     for ((digits, (a, half)), row) in lines.iter().zip(factors).zip(tile) {
         let mut value = T::quad(&digits[0][q]);
         if D == 2 {
-            let high = vmulq_f32(value, vdupq_n_f32(Digits::BASE));
+            let high = vmulq_f32(value, base);
             value = vaddq_f32(high, T::quad(&digits[D - 1][q]));
         }
         let term = vmulq_f32(vmulq_f32(vaddq_f32(value, *half), w), *a);

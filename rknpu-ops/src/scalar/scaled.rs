@@ -61,9 +61,10 @@ fn values<T: SumElem, const W: usize>(slice: &[T], m: usize, digits: Digits) -> 
     let (pieces, _) = slice.as_chunks::<W>();
     match digits {
         Digits::One => pieces[m].map(T::to_f32),
-        Digits::Two => {
+        Digits::Two | Digits::TwoBytes => {
+            let base = digits.base();
             let (high, low) = (&pieces[2 * m], &pieces[2 * m + 1]);
-            from_fn(|n| high[n].to_f32() * Digits::BASE + low[n].to_f32())
+            from_fn(|n| high[n].to_f32() * base + low[n].to_f32())
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Proves that rounding with feedback costs results less than rounding weights one by one, by the
-//! definition of the cost.
+//! definition of the cost, in INT4 and in INT8.
 
 use rknpu_ops::calibrate::Method;
-use rknpu_ops::int4::{Feedback, quantize_group_i4};
+use rknpu_ops::feedback::{self, Feedback, RoundingScratch};
+use rknpu_ops::int4::quantize_group_i4;
 use rknpu_ops::pack::Rows;
+use rknpu_ops::quant::quantize_row_i8;
 use rknpu_ops::rotation::Rotation;
 
 use super::{digits_of, gaussian};
@@ -105,6 +107,62 @@ fn what_rounding_loses_is_made_up_for_where_inputs_differ() {
             with / without
         );
     }
+}
+
+/// Sum of `e H eᵀ` over all rows in INT8, with one scale for all segments of a row.
+fn cost_i8(rows: &[f32], moments: &[Vec<Vec<f64>>], feedback: &[Feedback]) -> f64 {
+    let mut work = RoundingScratch::default();
+    let mut total = 0.0;
+    for row in rows.chunks_exact(K) {
+        let mut levels = [0; K];
+        let scale = match feedback {
+            [] => quantize_row_i8(row, &mut levels),
+            feedback => feedback::quantize_row_i8(feedback, row, &mut work, &mut levels),
+        };
+        let errors = row.iter().zip(levels);
+        let errors = errors.map(|(x, q)| f64::from(*x) - f64::from(q) * f64::from(scale));
+        let errors: Vec<f64> = errors.collect();
+        for (moments, e) in moments.iter().zip(errors.chunks(SEGMENT_K)) {
+            for (row, error) in moments.iter().zip(e) {
+                let with_row: f64 = row.iter().zip(e).map(|(h, e)| h * e).sum();
+                total += error * with_row;
+            }
+        }
+    }
+    total
+}
+
+#[test]
+fn int8_loses_less_where_inputs_differ_and_nothing_where_they_are_alike() {
+    let mut rows = gaussian(COUNT * K, 9);
+    let rotation = Rotation::new(K);
+    rows.chunks_exact_mut(K).for_each(|row| rotation.apply(row));
+    for (spread, most) in [(0.0, 1.0), (0.5, 0.85), (1.0, 0.5), (2.0, 0.2)] {
+        let moments = moments(&means(spread));
+        let feedback: Vec<Feedback> = moments.iter().map(|part| self::feedback(part)).collect();
+        let [with, without] = [&feedback[..], &[]].map(|part| cost_i8(&rows, &moments, part));
+        assert!(
+            with <= most * without,
+            "spread {spread}: {:.3}",
+            with / without
+        );
+    }
+}
+
+#[test]
+fn rows_without_a_scale_are_as_without_feedback_in_int8() {
+    let feedback: Vec<Feedback> = moments(&means(1.0))
+        .iter()
+        .map(|part| self::feedback(part))
+        .collect();
+    let mut work = RoundingScratch::default();
+    let mut row = [0.0; K];
+    let mut levels = [1; K];
+    let scale = feedback::quantize_row_i8(&feedback, &row, &mut work, &mut levels);
+    assert_eq!((scale, levels), (0.0, [0; K]));
+    row[K - 1] = f32::NAN;
+    let scale = feedback::quantize_row_i8(&feedback, &row, &mut work, &mut levels);
+    assert!(scale.is_nan() && levels == [0; K]);
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn activations(rows: &[f32], k: usize, segment_k: usize, digits: Digits) -> Vec<
             let high = f32::from(q[m * per_row + k0]);
             let q = match digits {
                 Digits::One => high,
-                Digits::Two => 15.0 * high + f32::from(q[m * per_row + k + k0]),
+                Digits::Two | Digits::TwoBytes => 15.0 * high + f32::from(q[m * per_row + k + k0]),
             };
             q * factors[m * factors_i4(segments) + k0 / segment_k]
         })

@@ -4,7 +4,7 @@ use half::f16;
 use proptest::prelude::*;
 use rknpu_ops::quant::{
     HADAMARD_BLOCK_MAX, convert_row_f16, exact_row_i8, hadamard, quantize_row_by, quantize_row_i8,
-    row_scale_i8,
+    quantize_row_wide, row_scale_i8,
 };
 
 use super::{bits, dot, norm, values};
@@ -134,6 +134,32 @@ fn non_finite_elements_make_the_scale_nan_wherever_they_are() {
     let mut row = values(64, 5);
     row[9] = f32::NAN;
     assert!(quantize_row_i8(&row, &mut [0; 64]).is_nan());
+    let (mut high, mut low) = ([1; 64], [1; 64]);
+    assert!(quantize_row_wide(&row, &mut high, &mut low).is_nan());
+    assert_eq!((high, low), ([0; 64], [0; 64]));
+}
+
+#[test]
+fn two_digits_are_nearest_to_each_element() {
+    for magnitude in [1.0, 3e-30, 2e38] {
+        let row: Vec<f32> = values(333, 7).iter().map(|x| x * magnitude).collect();
+        let (mut high, mut low) = (vec![0; 333], vec![0; 333]);
+        let scale = quantize_row_wide(&row, &mut high, &mut low);
+        for ((x, high), low) in row.iter().zip(&high).zip(&low) {
+            assert!(high.unsigned_abs() <= 127 && low.unsigned_abs() <= 127);
+            let level = f64::from(*high) * 255.0 + f64::from(*low);
+            let steps = (level - f64::from(*x) / f64::from(scale)).abs();
+            assert!(steps <= 0.51, "{x}: off by {steps} steps");
+        }
+        let largest = high.iter().map(|digit| digit.unsigned_abs()).max();
+        assert_eq!(largest, Some(127), "all levels are used");
+    }
+    let (mut high, mut low) = ([1; 3], [1; 3]);
+    assert_eq!(
+        quantize_row_wide(&[0.0, -0.0, 1e-37], &mut high, &mut low),
+        0.0
+    );
+    assert_eq!((high, low), ([0; 3], [0; 3]));
 }
 
 #[test]

@@ -96,7 +96,9 @@ impl Activations {
     pub(super) fn scales_per_row(layout: &WeightLayout) -> usize {
         match layout.precision {
             Precision::Int4 => int4::factors_i4(layout.segments),
-            Precision::Int4Int8 | Precision::Int4Fp16 => int4::factors(layout.segments),
+            Precision::Int8Wide | Precision::Int4Int8 | Precision::Int4Fp16 => {
+                int4::factors(layout.segments)
+            }
             Precision::Int8 | Precision::Int8Plain | Precision::Fp16 => 1,
         }
     }
@@ -201,6 +203,18 @@ impl Activations {
                 };
                 packing.rows(sizes, int8, scales, work, fill);
                 packing.interleave(native, Rows::new(int8, sizes.count, k, k), 1)
+            }
+            Precision::Int8Wide => {
+                let fill = |m: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]| {
+                    let (scale, halves) = scales.split_at_mut(1);
+                    pack::quantize_rows_wide(row(m), rotation, work, out, scale);
+                    // Weights of INT8 have no half.
+                    halves.fill(0.0);
+                };
+                let rows = layout.precision.rows();
+                let len = rows * k;
+                packing.rows(RowSizes { len, ..sizes }, int8, scales, work, fill);
+                packing.interleave(native, Rows::new(int8, sizes.count * rows, k, k), 1)
             }
             Precision::Int4 => {
                 let fill = |m: usize, work: &mut [f32], out: &mut [u8], scales: &mut [f32]| {

@@ -241,6 +241,16 @@ impl Core {
                 }
                 unpack_scaled(call, &parts[segments], DIGITS, dst);
             }
+            Precision::Int8Wide => {
+                let mut parts = [ScaledOutput {
+                    c: &[],
+                    w_scales: w_scales(0),
+                }; MAX_SEGMENTS];
+                for (part, segment) in parts.iter_mut().zip(segments.clone()) {
+                    part.c = bytemuck::cast_slice::<_, i32>(bytes(segment));
+                }
+                unpack_scaled(call, &parts[segments], Digits::TwoBytes, dst);
+            }
             Precision::Int4Int8 => {
                 let mut parts = [ScaledOutput {
                     c: &[],

@@ -60,7 +60,7 @@ impl WeightLayout {
             // Padding after K is whole tiles at the end of the group.
             let bytes = &packed[at..][..group_bytes];
             let values: Vec<f32> = match self.precision {
-                Precision::Int8 | Precision::Int8Plain => {
+                Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => {
                     let mut rows = vec![0i8; count * k];
                     let bytes = bytemuck::cast_slice(&bytes[..b.strip_len(k)]);
                     pack::unpack_group(bytes, b, count, k, &mut rows);

@@ -2,7 +2,9 @@
 //! over several calls. A power of two that the device computes wrong is left out, and other ones
 //! are used for its rows.
 
-use crate::rockchip::caps::{ACTIVATION_BYTES, CALL_RESULT_BYTES, CallCost, MAX_RESULTS};
+use crate::rockchip::caps::{
+    ACTIVATION_BYTES, CALL_RESULT_BYTES, CallCost, MAX_RESULTS, Precision,
+};
 use crate::rockchip::layout::WeightLayout;
 
 /// Largest M of one call.
@@ -45,6 +47,13 @@ impl Buckets {
     #[must_use]
     pub fn contain(self, bucket: usize) -> bool {
         bucket.is_power_of_two() && self.bits & bit(bucket) != 0
+    }
+
+    /// Returns those whose double is there, too: M for rows that take two of a call's.
+    fn halves(self) -> Self {
+        Self {
+            bits: self.bits >> 1,
+        }
     }
 
     /// Returns those of at most `most`.
@@ -90,9 +99,18 @@ fn most_rows(layout: &WeightLayout) -> usize {
     let results = layout.native.c.bytes(rows, layout.chunk_n) * layout.segments * cores;
     let activations = layout.native.a.bytes(rows, layout.segment_k) * layout.segments;
     let fit = |bytes: usize, most: usize| most * M_BUCKET_MAX / bytes.max(1);
-    (MAX_RESULTS / layout.chunk_n)
+    (most_sums(layout) / layout.chunk_n)
         .min(fit(results, CALL_RESULT_BYTES))
         .min(fit(activations, ACTIVATION_BYTES))
+}
+
+/// Returns the most rows of one column and call, times the columns.
+fn most_sums(layout: &WeightLayout) -> usize {
+    if layout.precision == Precision::Int8Wide {
+        MAX_RESULTS / layout.precision.rows()
+    } else {
+        MAX_RESULTS
+    }
 }
 
 /// Cost of the calls for one block of weights, for the choice between padding and splitting.
@@ -114,6 +132,12 @@ impl Bucketing {
         // CAST: rounding changes no choice that matters.
         let elements = (layout.segment_k * layout.chunk_n) as f32;
         let rows = layout.precision.rows() as f32;
+        // Buckets of INT8 were tested with the rows of calls.
+        let buckets = if layout.precision == Precision::Int8Wide {
+            buckets.halves()
+        } else {
+            buckets
+        };
         Self {
             buckets: buckets.up_to(most_rows(layout)),
             call_ns: cost.call_ns,
@@ -205,7 +229,7 @@ mod tests {
         };
         let mut all = Vec::new();
         for caps in ALL {
-            for choice in [Choice::Fp16, Choice::Int8, Choice::Int4] {
+            for choice in [Choice::Fp16, Choice::Int8, Choice::Int8Wide, Choice::Int4] {
                 for ne in [[32, 32, 1, 1], [576, 1536, 1, 1], [4096, 14336, 1, 1]] {
                     all.extend(of(caps, choice, ne));
                 }
@@ -286,6 +310,32 @@ mod tests {
     }
 
     #[test]
+    fn calls_with_two_digits_have_half_of_the_rows_and_no_size_that_was_wrong_for_int8() {
+        let caps = &crate::rockchip::caps::RK3588;
+        for (n, most) in [(576, 256), (12_288, 256), (14_336, 128), (151_936, 64)] {
+            let of = |choice| {
+                let layout = WeightLayout::new(caps, Some(choice), DType::F16, [4096, n, 1, 1]);
+                layout.unwrap()
+            };
+            let layout = of(Choice::Int8Wide);
+            assert_eq!(
+                layout.tag(),
+                of(Choice::Int8).tag(),
+                "the weights are the same"
+            );
+            for left_out in [2, 64, 512] {
+                let costs = Bucketing::new(&caps.cost, &layout, Buckets::ALL.without(left_out));
+                for m in 1..700 {
+                    let pieces: Vec<_> = costs.pieces(m).collect();
+                    assert!(pieces.iter().all(|piece| piece.bucket <= most), "{n} {m}");
+                    assert!(pieces.iter().all(|piece| 2 * piece.bucket != left_out));
+                    assert_eq!(pieces.iter().map(|piece| piece.rows).sum::<usize>(), m);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn calls_of_long_rows_have_few_rows() {
         let caps = &crate::rockchip::caps::RK3588;
         // 256 rows of activations are 64 MiB.
@@ -297,7 +347,7 @@ mod tests {
     #[test]
     fn operands_of_a_call_fit_beside_the_weights_of_an_address_space() {
         for caps in ALL {
-            for choice in [Choice::Fp16, Choice::Int8, Choice::Int4] {
+            for choice in [Choice::Fp16, Choice::Int8, Choice::Int8Wide, Choice::Int4] {
                 // Llama 8B, Qwen2.5 7B, and the longest rows.
                 for ne in [
                     [14336, 4096],

@@ -93,7 +93,8 @@ impl StepNs {
                 .map(|piece| f64::from(costs.cost(piece.bucket)))
                 .sum();
             self.products += experts * ns * as_f64(layout.chunks_per_core * layout.segments);
-            let elements = product.inputs + product.outputs * layout.segments;
+            let sums = layout.segments * layout.precision.rows();
+            let elements = product.inputs + product.outputs * sums;
             self.host += experts * as_f64(of_expert * elements) * ELEMENT_NS;
         } else {
             let bytes = as_f64(product.tensor.range.len()) / as_f64(product.tensor.ne[2].max(1));

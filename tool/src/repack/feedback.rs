@@ -1,9 +1,9 @@
-//! Feedback for the rounding errors of INT4 weights, from the mean squares of their inputs.
+//! Feedback for the rounding errors of integer weights, from the mean squares of their inputs.
 
 use ggml_rust_npu::rockchip::layout::WeightLayout;
 use nalgebra::{Cholesky, DMatrix};
 use rayon::prelude::*;
-use rknpu_ops::int4::Feedback;
+use rknpu_ops::feedback::Feedback;
 
 use crate::ToolError;
 
