@@ -256,9 +256,11 @@ fn put_floats(
         let rows = end - first;
         let together = elems.get(..rows * n).unwrap_or_default();
         if !part.write_rows([to, i2, i3], together) {
-            for (i, row) in elems.chunks(stride.max(1)).take(rows).enumerate() {
+            // The stride of a single row is 0.
+            for i in 0..rows {
                 if let Some(mut to) = part.row([to + i, i2, i3]) {
-                    to.write(0, row.get(..n).unwrap_or_default());
+                    let row = elems.get(i * stride..i * stride + n);
+                    to.write(0, row.unwrap_or_default());
                 }
             }
         }

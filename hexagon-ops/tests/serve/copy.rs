@@ -111,51 +111,82 @@ fn rows_are_stored_by_number_and_the_others_stay() {
             if BLOCKS.contains(&dtype) && ne[0] == 1 {
                 continue;
             }
-            let n_rows = ne[1] / 2;
-            let src = Case::random(F, [ne[0], n_rows, ne[2], ne[3]], place, 2.0, &mut numbers);
-            // Different rows: the steps share no divisor with the numbers of rows.
-            let mut index = 0;
-            let ids = Case::of(ids_type, [n_rows, ne[2], 1, 1], DENSE, || {
-                let row = step * index % ne[1];
-                index += 1;
-                f32::from(u16::try_from(row).unwrap())
-            });
-            let shape = Case::zeros(dtype, ne, place);
-            let have = bench.run(
-                (KERNEL_SET_ROWS, [0; 16]),
-                &shape,
-                &[src.clone(), ids.clone()],
-                false,
-            );
-            let mut want: Vec<Option<f64>> = vec![None; shape.values.len()];
-            for [i, i1, i2, i3] in indices(src.ne) {
-                let to = row(&ids, [i1, i2, 0]);
-                want[((i3 * ne[2] + i2) * ne[1] + to) * ne[0] + i] =
-                    Some(src.value([i, i1, i2, i3]));
-            }
-            let (mut error, mut power, mut stayed) = (0.0, 0.0, true);
-            // The content of memory that nothing has written, decoded as this type.
-            let untouched = bench.untouched(&shape);
-            for ((have, want), before) in have.iter().zip(want).zip(untouched) {
-                match want {
-                    Some(want) => {
-                        error += (f64::from(*have) - want).powi(2);
-                        power += want * want;
-                    }
-                    None => stayed &= have.to_bits() == before.to_bits(),
-                }
-            }
-            assert!(
-                stayed,
-                "type {dtype} {ne:?}: a row changed that was not named"
-            );
-            assert!(
-                error / power <= type_limit(dtype),
-                "type {dtype} {ne:?}: {}",
-                error / power
+            check_stored(
+                &mut bench,
+                &mut numbers,
+                (dtype, ids_type),
+                ne,
+                (step, place),
             );
         }
     }
+}
+
+/// The stride of a single row is 0, which does not separate it from the elements after it.
+#[test]
+fn a_single_row_is_stored_among_rows_that_do_not_follow_each_other() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for dtype in [F, H, B, TYPE_Q8_0] {
+        for place in [DENSE, GAPS, PERMUTED] {
+            for ne in [[512, 2, 1, 1], [512, 3, 4, 2]] {
+                let kinds = (dtype, TYPE_I64);
+                check_stored(&mut bench, &mut numbers, kinds, ne, (1, place));
+            }
+        }
+    }
+}
+
+/// Stores half as many rows as a tensor of `ne` has, each `step` rows after the one before, and compares all rows.
+fn check_stored(
+    bench: &mut Bench,
+    numbers: &mut Numbers,
+    (dtype, ids_type): (u32, u32),
+    ne: [usize; 4],
+    (step, place): (usize, Place),
+) {
+    let n_rows = ne[1] / 2;
+    let src = Case::random(F, [ne[0], n_rows, ne[2], ne[3]], place, 2.0, numbers);
+    // Different rows: the steps share no divisor with the numbers of rows.
+    let mut index = 0;
+    let ids = Case::of(ids_type, [n_rows, ne[2], 1, 1], DENSE, || {
+        let row = step * index % ne[1];
+        index += 1;
+        f32::from(u16::try_from(row).unwrap())
+    });
+    let shape = Case::zeros(dtype, ne, place);
+    let have = bench.run(
+        (KERNEL_SET_ROWS, [0; 16]),
+        &shape,
+        &[src.clone(), ids.clone()],
+        false,
+    );
+    let mut want: Vec<Option<f64>> = vec![None; shape.values.len()];
+    for [i, i1, i2, i3] in indices(src.ne) {
+        let to = row(&ids, [i1, i2, 0]);
+        want[((i3 * ne[2] + i2) * ne[1] + to) * ne[0] + i] = Some(src.value([i, i1, i2, i3]));
+    }
+    let (mut error, mut power, mut stayed) = (0.0, 0.0, true);
+    // The content of memory that nothing has written, decoded as this type.
+    let untouched = bench.untouched(&shape);
+    for ((have, want), before) in have.iter().zip(want).zip(untouched) {
+        match want {
+            Some(want) => {
+                error += (f64::from(*have) - want).powi(2);
+                power += want * want;
+            }
+            None => stayed &= have.to_bits() == before.to_bits(),
+        }
+    }
+    assert!(
+        stayed,
+        "type {dtype} {ne:?}: a row changed that was not named"
+    );
+    assert!(
+        error / power <= type_limit(dtype),
+        "type {dtype} {ne:?}: {}",
+        error / power
+    );
 }
 
 #[test]
