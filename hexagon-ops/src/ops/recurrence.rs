@@ -4,10 +4,11 @@
 //! task takes some of them through all tokens. Meanwhile a head's state is in VTCM, with zeros after
 //! rows that do not fill a line.
 //!
-//! Two forms cover the five operations (`state` has the kernels). In both, a token reads the state
+//! Two forms cover the five operations (`state` has the kernels); GATED_DELTA_NET of many tokens has a third one (`chunk`). In both, a token reads the state
 //! as it was before the token and adds its own part, so that the state is read once for the output.
 
 mod check;
+mod chunk;
 mod state;
 mod token;
 
@@ -18,6 +19,7 @@ use self::state::HeadState;
 use super::copy::check_indices;
 use super::tensor::{Source, View, ViewMut};
 use crate::error::{Error, Result};
+use crate::hmx::Hmx;
 use crate::layout::Tile;
 use crate::rt::{Arena, Engine, SharedColumns, tiles_of_lines};
 use crate::wire::WIDE_SOURCES;
@@ -192,6 +194,7 @@ impl HeadsTask<'_> {
 pub fn recurrence(
     engine: &Engine,
     vtcm: &mut [Tile],
+    hmx: Option<&mut Hmx>,
     kind: Recurrence,
     dst: ViewMut<'_>,
     src: &[Source<'_>; WIDE_SOURCES],
@@ -207,6 +210,9 @@ pub fn recurrence(
     let elems = dst.into_floats().ok_or(Error::Operand)?;
     let token_elems = sizes.heads * sizes.rows;
     let (outputs, states) = elems.split_at_mut(token_elems * sizes.tokens * sizes.sequences);
+    if chunk::chunked(engine, vtcm, hmx, &inputs, outputs, states)? {
+        return Ok(());
+    }
     let mut outputs = SharedColumns::new(outputs, token_elems);
     let mut states = SharedColumns::new(states, token_elems * sizes.columns);
 

@@ -20,6 +20,7 @@ use super::tensor::{Source, ViewMut};
 use super::timestep::embed_times;
 use super::{copy, elementwise, hyper, place, plain_matmul, rows};
 use crate::error::{Error, Result};
+use crate::hmx::Hmx;
 use crate::layout::Tile;
 use crate::rt::Engine;
 use crate::wire::WIDE_SOURCES;
@@ -169,19 +170,21 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
     }
 }
 
-/// Computes `dst = op(src)` for an operation with more sources, on the engine's threads and in VTCM.
+/// Computes `dst = op(src)` for an operation with more sources, on the engine's threads, in VTCM and, if it is given, on
+/// the matrix unit.
 ///
 /// # Errors
 /// As [`run`]; `VtcmFull` if the VTCM is too small.
 pub fn run_wide(
     engine: &Engine,
     vtcm: &mut [Tile],
+    hmx: Option<&mut Hmx>,
     op: &Op,
     dst: ViewMut<'_>,
     src: &[Source<'_>; WIDE_SOURCES],
 ) -> Result<()> {
     match *op {
-        Op::Recurrence(kind) => recurrence(engine, vtcm, kind, dst, src),
+        Op::Recurrence(kind) => recurrence(engine, vtcm, hmx, kind, dst, src),
         Op::LightningIndexer => lightning_indexer(engine, vtcm, dst, src),
         Op::Convolution(params) => convolution(engine, vtcm, params, dst, src),
         Op::HyperPost => hyper::post(engine, dst, src),

@@ -31,7 +31,7 @@ pub fn accepts_wide(body: &WideOp) -> Result<(), Failure> {
         }
     }
     let described = ViewMut::described(dst)?;
-    match run_wide(&Engine::new(1), &mut [], &op, described, &sources) {
+    match run_wide(&Engine::new(1), &mut [], None, &op, described, &sources) {
         // Kernels check indices last, and there are no indices here.
         Ok(()) | Err(Error::Index { .. }) => Ok(()),
         Err(error) => Err(error.into()),
@@ -84,7 +84,8 @@ pub(super) fn wide_op(
         }
     }
     let view = ViewMut::new(bytes, dst.shape)?;
-    let done = run_wide(machine.engine, machine.vtcm, &op, view, &sources);
+    let Machine { engine, vtcm, hmx } = machine;
+    let done = run_wide(engine, vtcm, Some(hmx), &op, view, &sources);
     dst.written(of_dst, &mut cache);
     done?;
     Ok(Some(dst.bound.addresses()))

@@ -133,6 +133,9 @@ fn a_delta_rule_corrects_what_a_key_reads() {
         (64, 2, 2, 2, 1, 2, true, 2),
         (64, 3, 1, 1, 9, 2, false, 3),
         (128, 1, 1, 1, 70, 1, false, 1),
+        (64, 3, 3, 1, 130, 2, false, 1),
+        (128, 2, 1, 2, 64, 1, false, 1),
+        (64, 2, 2, 2, 12, 2, false, 1),
     ] {
         let unit = 1.0 / (n as f32).sqrt();
         let q = Case::random(F, [n, hq, tokens, sequences], PERMUTED, 1.0, &mut numbers);

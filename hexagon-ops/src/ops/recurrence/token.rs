@@ -120,15 +120,6 @@ impl<'a> Inputs<'a> {
     ) -> RowForm {
         let [q, k, _, g, beta, ..] = &self.src;
         let at = [head, token, sequence];
-        // SOURCE: ggml ops.cpp, gated_delta_net: heads repeat, sequences are repeated each.
-        let shared = |view: &View<'_>| {
-            let [_, heads, _, sequences] = view.shape.ne;
-            [
-                head % heads,
-                token,
-                sequence / (self.sizes.sequences / sequences),
-            ]
-        };
         let is_single = g.shape.ne[0] == 1;
         let decay = if is_single {
             splat_exp(scratch.decay, g.element(0, at))
@@ -138,9 +129,9 @@ impl<'a> Inputs<'a> {
             1.0
         };
         let (keys, queries) = scratch.probes.split_at_mut(scratch.decay.len());
-        fill(scratch.add, self.row(1, shared(k)));
-        fill(keys, self.row(1, shared(k)));
-        fill(queries, self.row(0, shared(q)));
+        fill(scratch.add, self.row(1, shared(self, k, at)));
+        fill(keys, self.row(1, shared(self, k, at)));
+        fill(queries, self.row(0, shared(self, q, at)));
         let own = dot(keys, queries);
         if !is_single {
             multiply(keys, scratch.decay);
@@ -213,9 +204,22 @@ impl<'a> Inputs<'a> {
     }
 }
 
+/// Returns the place in the queries or keys of what is at `[head, token, sequence]` in the values.
+///
+/// SOURCE: ggml ops.cpp, gated_delta_net: heads repeat, sequences are repeated each.
+pub(super) fn shared(
+    inputs: &Inputs<'_>,
+    view: &View<'_>,
+    [head, token, sequence]: [usize; 3],
+) -> [usize; 3] {
+    let [_, heads, _, sequences] = view.shape.ne;
+    let each = inputs.sizes.sequences / sequences;
+    [head % heads, token, sequence / each]
+}
+
 /// Returns the square root of a small number.
 #[expect(clippy::cast_possible_truncation, reason = "a factor in f32")]
-fn square_root(n: usize) -> f32 {
+pub(super) fn square_root(n: usize) -> f32 {
     // CAST: rows are shorter than 2^17.
     crate::ops::math::scalar::power(n as f64, 0.5) as f32
 }

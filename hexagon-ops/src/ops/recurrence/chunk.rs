@@ -1,0 +1,193 @@
+//! GATED_DELTA_NET of many tokens: 64 tokens of a head at a time, by products on the matrix unit.
+//!
+//! With `D` the decay from one token to another, and S the state before the chunk, the changes δ of the state by its tokens
+//! solve a triangular system, which is the rule of the tokens written at once:
+//!
+//! ```text
+//! δ_t = beta_t · (v_t - D_t S k_t - Σ D_ts (k_s · k_t) δ_s)     s < t
+//!
+//! vector units   split keys and queries, transposed keys, and the state
+//! matrix unit    K Kᵀ, Q Kᵀ, K Sᵀ, Q Sᵀ
+//! vector units   A = beta · D · K Kᵀ below the diagonal, (I + A)⁻¹ row by row, W = beta · (V - D K Sᵀ)
+//! matrix unit    δ = (I + A)⁻¹ W
+//! vector units   split δ, and δ times the decay to the last token
+//! matrix unit    (D · Q Kᵀ) δ, Kᵀ δ
+//! vector units   y = (D Q Sᵀ + (D · Q Kᵀ) δ) / √S, and S' = D S + Kᵀ δ
+//! ```
+//!
+//! 1. **Two halves.** FP16 alone would leave errors of 2^-11 in states that thousands of tokens change. So a matrix is two
+//!    tiles, the rounded elements and what is left of them, and a product is the sum of three: high · high, high · low and
+//!    low · high. The unit's accumulator is wider than FP32. A product's low half is what the accumulator has when the product
+//!    is computed once more, less the high half times the unit matrix.
+//! 2. **Transposed state.** The state is kept with a row for each element of a key, so that both products with it take it as
+//!    weights or results without being moved. It is transposed when the first chunk begins, and after the last one.
+//! 3. **Range.** Where an operand is so large that FP16 does not hold a product, or so small that its low half is lost, tokens
+//!    are computed one by one instead ([`super::state`]).
+
+mod head;
+mod space;
+#[cfg(test)]
+mod tests;
+mod unit;
+mod vectors;
+
+use self::head::Head;
+use self::space::Space;
+use self::unit::Unit;
+use super::{Inputs, MAX_TASKS, Recurrence};
+use crate::error::Result;
+use crate::hmx::{Hmx, ScaleBlock};
+use crate::layout::Tile;
+use crate::rt::{Arena, Engine, SharedColumns};
+
+/// Tokens of a chunk.
+const TOKENS: usize = 64;
+/// Fewest tokens of a sequence that are computed in chunks: fewer take no longer one by one.
+const FEWEST: usize = 12;
+
+/// Computes the operation if it has enough tokens, one decay for each, and the state after the last one only. Returns `false`
+/// if `outputs` and `states` are to be computed token by token.
+pub(super) fn chunked(
+    engine: &Engine,
+    vtcm: &mut [Tile],
+    hmx: Option<&mut Hmx>,
+    inputs: &Inputs<'_>,
+    outputs: &mut [f32],
+    states: &mut [f32],
+) -> Result<bool> {
+    let sizes = &inputs.sizes;
+    let is_plain = inputs.kind == Recurrence::GatedDelta(1)
+        && inputs.src[3].shape.ne[0] == 1
+        && sizes.tokens >= FEWEST
+        && inputs.whole_state(0, 0).is_some();
+    let Some(hmx) = hmx.filter(|_| is_plain) else {
+        return Ok(false);
+    };
+    match sizes.columns {
+        64 => heads::<2>(engine, vtcm, hmx, inputs, outputs, states),
+        128 => heads::<4>(engine, vtcm, hmx, inputs, outputs, states),
+        _ => Ok(false),
+    }
+}
+
+/// Takes as many heads at a time through all tokens as there are threads.
+fn heads<const L: usize>(
+    engine: &Engine,
+    vtcm: &mut [Tile],
+    hmx: &mut Hmx,
+    inputs: &Inputs<'_>,
+    outputs: &mut [f32],
+    states: &mut [f32],
+) -> Result<bool> {
+    let sizes = &inputs.sizes;
+    let token_elems = sizes.heads * sizes.rows;
+    let mut outputs = SharedColumns::new(outputs, token_elems);
+    let mut states = SharedColumns::new(states, token_elems * sizes.columns);
+    let mut arena = Arena::new(vtcm);
+    let Ok([shared, scale]) = arena.tiles("unit matrix", 2).map(|tiles| {
+        let (shared, scale) = tiles.split_at_mut(1);
+        [shared, scale]
+    }) else {
+        return Ok(false);
+    };
+    let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(scale);
+    scale[0] = ScaleBlock::ONE;
+    space::negated_unit(&mut shared[0]);
+    let most = engine.threads().min(MAX_TASKS).min(sizes.heads);
+    let mut spaces: [Option<Space<'_, L>>; MAX_TASKS] = [const { None }; MAX_TASKS];
+    let mut n_tasks = 0;
+    for space in spaces.iter_mut().take(most) {
+        let Ok(made) = Space::new(&mut arena) else {
+            break;
+        };
+        *space = Some(made);
+        n_tasks += 1;
+    }
+    if n_tasks == 0 {
+        return Ok(false);
+    }
+    hmx.take_fault();
+    let mut unit = Unit {
+        hmx,
+        negated: &shared[0],
+    };
+    engine.on_matrix_thread(|| {
+        unit.hmx.clear();
+        unit.hmx.load_scale(&scale[0]);
+    });
+    let mut is_exact = true;
+    for start in (0..sizes.heads).step_by(n_tasks) {
+        let mut tasks: [Option<Head<'_, '_, L>>; MAX_TASKS] = [const { None }; MAX_TASKS];
+        let heads = start..sizes.heads.min(start + n_tasks);
+        let n = heads.len();
+        for ((task, space), head) in tasks.iter_mut().zip(&mut spaces).zip(heads) {
+            *task = space.as_mut().map(|space| Head {
+                head,
+                outputs: outputs.split_off(sizes.rows),
+                states: states.split_off(sizes.rows * sizes.columns),
+                space,
+            });
+        }
+        let tasks = &mut tasks[..n];
+        for sequence in 0..sizes.sequences {
+            run(engine, &mut unit, tasks, inputs, sequence);
+        }
+        is_exact &= tasks
+            .iter()
+            .flatten()
+            .all(|task| task.space.largest.is_exact());
+    }
+    is_exact &= hmx.take_fault().is_none();
+    Ok(is_exact)
+}
+
+/// Takes heads through the tokens of a sequence.
+fn run<const L: usize>(
+    engine: &Engine,
+    unit: &mut Unit<'_>,
+    tasks: &mut [Option<Head<'_, '_, L>>],
+    inputs: &Inputs<'_>,
+    sequence: usize,
+) {
+    for first in (0..inputs.sizes.tokens).step_by(TOKENS) {
+        let at = [first, sequence];
+        engine.step(None, tasks, |task| {
+            task.iter_mut().for_each(|task| {
+                if first == 0 {
+                    task.begin(inputs, sequence);
+                }
+                task.read(inputs, at);
+            });
+        });
+        engine.on_matrix_thread(|| {
+            tasks
+                .iter_mut()
+                .flatten()
+                .for_each(|head| head.read_old(unit))
+        });
+        engine.step(None, tasks, |task| task.iter_mut().for_each(Head::solve));
+        engine.on_matrix_thread(|| {
+            tasks
+                .iter_mut()
+                .flatten()
+                .for_each(|head| head.change(unit))
+        });
+        engine.step(None, tasks, |task| {
+            task.iter_mut().for_each(Head::split_changes)
+        });
+        engine.on_matrix_thread(|| {
+            tasks
+                .iter_mut()
+                .flatten()
+                .for_each(|head| head.read_new(unit))
+        });
+        engine.step(None, tasks, |task| {
+            task.iter_mut().for_each(|task| {
+                task.finish(inputs, at);
+                if first + TOKENS >= inputs.sizes.tokens {
+                    task.end(sequence);
+                }
+            });
+        });
+    }
+}
