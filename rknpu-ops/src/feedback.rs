@@ -109,8 +109,7 @@ pub fn quantize_row_i8(
 ) -> f32 {
     assert_eq!(values.len(), out.len(), "row and output differ in length");
     let scale = quant::row_scale_i8(values);
-    // A scale of NaN, too.
-    if !(scale > 0.0) {
+    if scale.is_nan() || scale == 0.0 {
         return quant::quantize_row_i8(values, out);
     }
     let scale = round(feedback, values, scale * I8_MAX, I8, work);
