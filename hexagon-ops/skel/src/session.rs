@@ -163,6 +163,8 @@ fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
                 unlock_matrix(server, lent.resource);
                 lent
             }
+            // These chips have the unit: another program has VTCM.
+            Err(code) if ARCH >= 73 => return Err(code),
             refused => {
                 drop(refused);
                 server.units().hmx.leave_alone();
