@@ -294,7 +294,7 @@ def sampled_ops(tally, chip, repack, floor):
 
 # Chips that differ in layouts or arithmetic.
 ROCKCHIPS = ["rk3588", "rk3576", "rk3566"]
-HEXAGONS = ["hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81"]
+HEXAGONS = ["hexagon-v68", "hexagon-v68-hvx", "hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81"]
 
 
 def step_all_ops(tally):

@@ -1,4 +1,4 @@
-"""Two NPUs, or one, by each of llama.cpp's ways to share a model out (-sm): the text is that of one NPU."""
+"""One, two or four NPUs, by each of llama.cpp's ways to share a model out (-sm): the text is that of one NPU."""
 
 import re
 import tempfile
@@ -9,8 +9,10 @@ from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, device_env
 
 TOKENS = 16
 TWO_HEXAGONS = f"{HEXAGON},{HEXAGON}"
+FOUR_HEXAGONS = ",".join([HEXAGON] * 4)
 BOTH_FAMILIES = f"{HEXAGON},{SIMULATED}"
 DEVICES = {HEXAGON: [HEXAGON_DEVICE], SIMULATED: [DEVICE], TWO_HEXAGONS: ["HEX0", "HEX1"],
+           FOUR_HEXAGONS: ["HEX0", "HEX1", "HEX2", "HEX3"],
            BOTH_FAMILIES: [HEXAGON_DEVICE, DEVICE]}
 MODES = ["layer", "row", "tensor"]
 
@@ -56,8 +58,8 @@ class Split(Case):
     def test_one_rockchip(self):
         self.assert_text_of_one(SIMULATED)
 
-    def test_two_hexagons(self):
-        self.assert_text_of_one(TWO_HEXAGONS)
+    def test_four_hexagons(self):
+        self.assert_text_of_one(FOUR_HEXAGONS)
 
     def test_both_families(self):
         self.assert_text_of_one(BOTH_FAMILIES)
