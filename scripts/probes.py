@@ -19,8 +19,7 @@ import vendor_parts
 import vendor_rknn
 from project import LOGS, ROOT, TARGET, Problem, cpu_env, device_env, main_with, settle
 
-STAND_INS = ["hexagon-v68", "hexagon-v68-hvx", "hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81",
-             "rk3588", "rk3576", "rk3566"]
+STAND_INS = ["hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81", "rk3588", "rk3576", "rk3566"]
 UNDER_LIBCDSPRPC = ["v75", "v79"]
 PROBE = ["devices", "--probe"]
 
