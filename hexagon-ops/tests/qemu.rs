@@ -272,15 +272,18 @@ fn replaced_instructions_are_exact() {
     };
     let mut numbers = Numbers::default();
     let halves = |first: u16| -> Line {
-        let halves: [u16; 64] = std::array::from_fn(|i| first + i as u16);
+        let mut halves = [0_u16; 64];
+        for (to, half) in halves.iter_mut().zip(first..=first + 63) {
+            *to = half;
+        }
         Line(bytemuck::cast(halves))
     };
     // All halfwords; words around each power of two, whose lowest bits are rounded, and others.
     let all: Vec<Line> = (0..1024).map(|i| halves(64 * i)).collect();
-    let mut words = |i: usize| {
+    let mut words = |i: u32| {
         let lanes: [u32; 32] = std::array::from_fn(|lane| {
             let random = (numbers.bits() >> 32) as u32;
-            let near = 1_u32.rotate_left(i as u32).wrapping_add(random % 5) ^ 2;
+            let near = 1_u32.rotate_left(i).wrapping_add(random % 5) ^ 2;
             let word = if lane % 4 == 0 {
                 near
             } else {
@@ -294,7 +297,7 @@ fn replaced_instructions_are_exact() {
         });
         Line(bytemuck::cast(lanes))
     };
-    let words: Vec<Line> = (0..4096).map(&mut words).collect();
+    let words: Vec<Line> = (0..4096_u32).map(&mut words).collect();
     let op = |name: &str| ops::NAMES.iter().position(|have| *have == name).unwrap();
     for library in ["v68", "v69"] {
         let guest = match guest(library) {
