@@ -139,9 +139,10 @@ RULES = [
     *(Rule(f"{arch} without a matrix unit", {"LOOP_RULES": "no-hmx"}, rf"without a matrix unit(.|\n)*{PASSED}", arch)
       for arch in ("v68", MAIN)),
     *(Rule(f"v68 with {kib} KiB of VTCM", {"LOOP_RULES": f"vtcm={kib << 10}"}, rf", {kib - 64} KiB VTCM(.|\n)*{PASSED}", "v68")
-      for kib in (256, 2048)),
-    Rule("v68 as a small board", {"LOOP_RULES": "no-hmx,no-priority,votes,vtcm=262144"},
-         rf"without a matrix unit, 192 KiB VTCM(.|\n)*{PASSED}", "v68"),
+      for kib in (1024, 2048)),
+    Rule("v68 with 256 KiB of VTCM", {"LOOP_RULES": "vtcm=262144"}, REFUSED + r".*KiB of VTCM are needed", "v68"),
+    Rule("v68 as a small board", {"LOOP_RULES": "no-hmx,no-priority,votes,vtcm=1048576"},
+         rf"without a matrix unit, 960 KiB VTCM(.|\n)*{PASSED}", "v68"),
     Rule("V73 without IEEE floats", {"LOOP_RULES": "no-ieee"}, PASSED, "v73"),
 ]
 
