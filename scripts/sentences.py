@@ -46,7 +46,7 @@ def sentences(text):
         if paragraph.startswith("SOURCE:"):
             continue
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "`", paragraph))
-        yield from ((line, sentence) for sentence in re.split(r"(?<=[.!?])[\"”)]?\s+", plain))
+        yield from ((line, sentence) for sentence in re.split(r"(?<=[.!?])[\"”)*]*\s+", plain))
 
 
 def findings(text):
