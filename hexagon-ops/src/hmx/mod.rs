@@ -45,7 +45,7 @@ use crate::layout::Line;
 /// 80-N2040-62 as quoted by public emulators of the unit.
 pub const MAX_DEEP: usize = 32;
 
-/// What computes the products of tiles.
+/// The unit that computes the products of tiles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
     /// The unit of V73 and later, whose stores multiply by a scale.

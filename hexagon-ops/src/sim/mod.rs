@@ -62,7 +62,7 @@ pub const POISON: u8 = 0xff;
 /// Architectures that can be simulated.
 pub const ARCHS: [u32; 6] = [68, 69, 73, 75, 79, 81];
 
-/// What a DSP's system gives of a matrix unit.
+/// The matrix unit that a DSP's system gives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MatrixUnit {
     /// A unit that works.

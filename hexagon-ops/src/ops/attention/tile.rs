@@ -123,7 +123,7 @@ struct Head<'a> {
     /// Number of the batch's first query.
     first: usize,
     rows: usize,
-    /// What computes the products.
+    /// The unit that computes the products.
     form: Form,
 }
 
