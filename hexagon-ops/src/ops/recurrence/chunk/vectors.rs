@@ -189,12 +189,17 @@ impl hvx::Kernel for Invert<'_> {
             let (first, second) = done.split_at(t.min(TILE_DIM));
             let (early, late) = numbers.split_at(TILE_DIM);
             let start = if t < TILE_DIM { unit } else { hvx::splat_w(0) };
-            let mut sums = [Accumulator::from_f32(start), Accumulator::zero()];
-            for (done, number) in first.iter().zip(early) {
-                sums.swap(0, 1);
-                sums[0] = sums[0].mul_add(hvx::load(&done[0]), splat_f32(*number));
+            // Two sums, each with a name: exchanged, they would be copied, and a qfloat value is never.
+            let (mut even, mut odd) = (Accumulator::from_f32(start), Accumulator::zero());
+            let (pairs, last) = first.as_chunks::<2>();
+            for ([one, two], [a, b]) in pairs.iter().zip(early.as_chunks::<2>().0) {
+                even = even.mul_add(hvx::load(&one[0]), splat_f32(*a));
+                odd = odd.mul_add(hvx::load(&two[0]), splat_f32(*b));
             }
-            let mut sum = sums[0].plus(sums[1]);
+            if let ([done], Some(number)) = (last, early.get(first.len() - last.len())) {
+                even = even.mul_add(hvx::load(&done[0]), splat_f32(*number));
+            }
+            let mut sum = even.plus(odd);
             let start = if t < TILE_DIM { hvx::splat_w(0) } else { unit };
             let mut other = Accumulator::from_f32(start);
             for (done, number) in second.iter().zip(late) {
