@@ -106,6 +106,27 @@ struct Scaling {
 }
 
 impl Scaling {
+    /// Does the same as [`Self::apply`], in up to three passes: for a kernel that has no registers for more loops.
+    #[inline(always)]
+    fn apply_in_passes(&self, x: &[f32], times: &[f32], plus: &[f32], out: &mut [f32]) {
+        let factor = self.factor;
+        match self.shift {
+            None if !times.is_empty() => {
+                each_line!(out; x in x, t in times => hvx::mul_f32(hvx::mul_f32(x, factor), t));
+            }
+            shift => {
+                let shift = shift.unwrap_or(splat_w(0));
+                each_line!(out; x in x => hvx::mul_f32(hvx::sub_f32(x, shift), factor));
+                for (out, times) in out.chunks_mut(32).zip(times.chunks(32)) {
+                    put(hvx::mul_f32(load(out, 0), load(times, 0)), out, out.len());
+                }
+            }
+        }
+        for (out, plus) in out.chunks_mut(32).zip(plus.chunks(32)) {
+            put(hvx::add_f32(load(out, 0), load(plus, 0)), out, out.len());
+        }
+    }
+
     /// Computes `out = (x - shift) · factor · times + plus`. `times` and `plus` are empty or as long as `x`.
     #[inline(always)]
     fn apply(&self, x: &[f32], times: &[f32], plus: &[f32], out: &mut [f32]) {
@@ -193,7 +214,8 @@ impl hvx::Kernel for NormRow<'_> {
             });
             let place = self.row.floats().map(|row| &mut row[range]);
             let is_written = place.is_some();
-            scaling.apply(x, times, plus, place.unwrap_or(&mut out[..len.min(CHUNK)]));
+            let place = place.unwrap_or(&mut out[..len.min(CHUNK)]);
+            scaling.apply_in_passes(x, times, plus, place);
             if !is_written {
                 self.row.write(start, &out[..len]);
             }
