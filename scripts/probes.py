@@ -29,7 +29,9 @@ def write(name, text):
         raise Problem(f"{name}: no device opened\n{text[-2000:]}")
     file = ROOT / "docs" / "results" / f"probe-{name}.txt"
     # A report does not name the folder of this checkout.
-    file.write_text(text.replace(str(TARGET), "target"), encoding="utf-8")
+    for folder in (ROOT / "hexagon-ops" / "tools" / ".." / ".." / "target", TARGET):
+        text = text.replace(str(folder), "target")
+    file.write_text(text, encoding="utf-8")
     print(file.relative_to(ROOT), flush=True)
 
 

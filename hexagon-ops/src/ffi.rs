@@ -47,8 +47,8 @@ impl Domain {
     /// Returns the number (`CDSP_DOMAIN_ID`, `CDSP1_DOMAIN_ID`).
     ///
     /// SOURCE: qualcomm/fastrpc inc/remote.h for the first two. Its public version has no number for the others; 18 and 19 are
-    /// those by which a public backend for llama.cpp names CDSP2 and CDSP3. A library that knows them under other numbers
-    /// answers that there is no such DSP.
+    /// those by which a public backend for llama.cpp names CDSP2 and CDSP3. A library that does not know them takes the two
+    /// lowest bits: Debian's libcdsprpc 1.0.8 answers for 19 as for the first DSP.
     #[must_use]
     pub const fn id(self) -> c_int {
         match self {

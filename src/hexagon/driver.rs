@@ -23,7 +23,7 @@ use hexagon_ops::sim;
 use hexagon_ops::wire::{self, Info, Power, Serve, Start};
 
 pub use self::memory::{RingMemory, SharedMemory};
-pub use self::place::{device_node, offer_own_folder};
+pub use self::place::{device_node, has_node_of, offer_own_folder};
 use crate::driver::loader;
 use crate::error::{Error, Result};
 

@@ -8,6 +8,8 @@ use std::ffi::{CStr, OsStr, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use hexagon_ops::ffi::Domain;
+
 /// Names of the vendor's library, in the order in which they are tried.
 ///
 /// SOURCE: Debian's libfastrpc1 1.0.8-1 installs `libcdsprpc.so.1`, and the plain name with the
@@ -29,6 +31,14 @@ pub fn device_node(folder: &Path) -> Option<PathBuf> {
     };
     let nodes = names.filter(|entry| is_node(&entry.file_name()));
     nodes.map(|entry| entry.path()).min()
+}
+
+/// Returns `true` if the folder `/dev` has a node of a DSP, of either kind.
+pub fn has_node_of(folder: &Path, dsp: Domain) -> bool {
+    let name = dsp.name().to_string_lossy();
+    ["", "-secure"]
+        .iter()
+        .any(|kind| folder.join(format!("fastrpc-{name}{kind}")).exists())
 }
 
 /// Sets the folder of this library or program as one in which FastRPC looks for libraries for the
@@ -108,6 +118,9 @@ mod tests {
         let node = device_node(&folder).unwrap();
         assert_eq!(node.file_name().unwrap(), "fastrpc-cdsp");
         assert_eq!(device_node(&folder.join("none")), None);
+        std::fs::write(folder.join("fastrpc-cdsp2-secure"), "").unwrap();
+        let seen = Domain::ALL.map(|dsp| has_node_of(&folder, dsp));
+        assert_eq!(seen, [true, true, true, false]);
         std::fs::remove_dir_all(folder).unwrap();
     }
 
