@@ -1,6 +1,6 @@
 //! Command streams: the value of every register, and that no task leaves what is known to run on boards.
 //!
-//! What the streams compute is tested where the emulated NPU is: tests/vendor/rockchip.
+//! Results of streams are tested where the emulated NPU is: tests/vendor/rockchip.
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
