@@ -328,6 +328,24 @@ pub struct SdkVersion {
     pub drv_version: [c_char; 256],
 }
 
+impl SdkVersion {
+    /// Returns both versions, cut to fit, with zeros after them.
+    #[must_use]
+    pub fn new(library: &str, driver: &str) -> Self {
+        let c_text = |text: &str| {
+            let mut out = [0; 256];
+            for (to, from) in out.iter_mut().take(255).zip(text.bytes()) {
+                *to = c_char::from_ne_bytes([from]);
+            }
+            out
+        };
+        Self {
+            api_version: c_text(library),
+            drv_version: c_text(driver),
+        }
+    }
+}
+
 /// Fails the build if the compiler lays out a struct differently from the vendor's C compiler.
 macro_rules! assert_abi {
     ($name:ident: $size:literal { $($($field:ident).+ @ $offset:literal),* $(,)? }) => {

@@ -6,7 +6,7 @@
     reason = "these are the C functions; their pointers come from the caller"
 )]
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -182,23 +182,11 @@ unsafe extern "C" fn query(ctx: MatmulCtx, command: c_int, info: *mut c_void, by
         if info.is_null() || !is_version {
             return Err(code::PARAM_INVALID);
         }
-        let version = SdkVersion {
-            api_version: c_text(VERSION),
-            drv_version: c_text(&context.shared.rknpu.version_text()),
-        };
+        let version = SdkVersion::new(VERSION, &context.shared.rknpu.version_text());
         // SAFETY: the C contract of `info`, which is `bytes` long; unaligned writes are allowed.
         unsafe { info.cast::<SdkVersion>().write_unaligned(version) };
         Ok(())
     })
-}
-
-/// Returns `text`, cut to fit, as a zero-terminated array.
-fn c_text(text: &str) -> [c_char; 256] {
-    let mut out = [0; 256];
-    for (to, from) in out.iter_mut().take(255).zip(text.bytes()) {
-        *to = c_char::from_ne_bytes([from]);
-    }
-    out
 }
 
 /// Returns the table of functions of the machine in a slot.

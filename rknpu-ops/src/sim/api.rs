@@ -8,7 +8,7 @@
     reason = "these are the C functions; their pointers come from the caller"
 )]
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -361,24 +361,12 @@ pub(super) unsafe extern "C" fn query(
             return Err(code::PARAM_INVALID);
         }
         let options = &context.state.options;
-        let version = SdkVersion {
-            api_version: c_text(&options.api_version),
-            drv_version: c_text(&options.driver_version),
-        };
+        let version = SdkVersion::new(&options.api_version, &options.driver_version);
         // SAFETY: the C contract of `info`, which is `size` bytes long; unaligned writes are
         // allowed.
         unsafe { info.cast::<SdkVersion>().write_unaligned(version) };
         Ok(())
     })
-}
-
-/// Returns `text`, cut to fit, as a zero-terminated array.
-fn c_text(text: &str) -> [c_char; 256] {
-    let mut out = [0; 256];
-    for (to, from) in out.iter_mut().take(255).zip(text.bytes()) {
-        *to = c_char::from_ne_bytes([from]);
-    }
-    out
 }
 
 /// Returns the table of functions of the machine in a slot.
