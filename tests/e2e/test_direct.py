@@ -39,6 +39,6 @@ class Direct(Case):
         self.assertGreaterEqual(len(right), MIN_PRODUCTS, done.out[-2000:])
 
     def test_without_a_driver_there_is_no_device_but_one_line(self):
-        done = self.succeed("llama-completion", "--list-devices", env=cpu_env(**SETTINGS))
+        done = self.succeed("llama-bench", "--list-devices", env=cpu_env(**SETTINGS))
         self.assertNotRegex(done.out, DEVICE + ": ")
         self.assertIn("cannot drive the NPU without librknnrt: no node in /dev/dri has the driver rknpu", done.all)
