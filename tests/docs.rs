@@ -364,6 +364,28 @@ fn the_readme_says_of_whole_operations_what_was_counted() {
     ));
 }
 
+/// The guide was silent about the vendor's driver on mainline kernels, and about chips that nothing else serves.
+#[test]
+fn the_pages_name_every_rockchip_and_the_drivers_it_may_have() {
+    let known: Vec<String> = (3500..3700)
+        .map(|number| format!("RK{number}"))
+        .filter(|name| rknpu_ops::layout::Soc::from_name(name).is_some())
+        .collect();
+    assert_eq!(known.len(), 5, "{known:?}");
+    let guide = read(Path::new("docs/guide/rockchip.md")).replace("RK3566/68", "RK3566, RK3568");
+    for (page, text) in [
+        ("README.md", &read(Path::new("README.md"))),
+        ("rockchip.md", &guide),
+    ] {
+        for name in &known {
+            assert!(text.contains(name.as_str()), "{page} does not name {name}");
+        }
+    }
+    for driver in ["`rknpu`", "DKMS", "`rocket`"] {
+        assert!(guide.contains(driver), "rockchip.md does not name {driver}");
+    }
+}
+
 /// The pinned nightly is named where the builds read it; recorded outputs say what wrote them.
 #[test]
 fn the_nightly_is_named_in_one_place() {

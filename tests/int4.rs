@@ -64,11 +64,10 @@ fn rules_decide_the_arithmetic_by_name() {
 }
 
 #[test]
-fn heads_and_shared_keys_and_values_are_more_exact_than_other_weights_unless_a_rule_says_otherwise()
-{
-    let precision = |rules, name, ne: [usize; 2]| {
+fn weights_that_results_depend_on_most_are_more_exact_than_others_unless_a_rule_says_otherwise() {
+    let precision = |rules, name, ne: [usize; 2], slices| {
         let target = target(&caps::RK3588, rules, Method::Mse);
-        let shape = contiguous(PLAIN, [ne[0], ne[1], 1, 1]);
+        let shape = contiguous(PLAIN, [ne[0], ne[1], slices, 1]);
         plan::weight_layout(&target, &tensor(name, PLAIN, shape)).map(|layout| layout.precision)
     };
     for (name, ne, want) in [
@@ -80,13 +79,23 @@ fn heads_and_shared_keys_and_values_are_more_exact_than_other_weights_unless_a_r
         ("blk.3.attn_v.weight", [192, 64], Precision::Fp16),
         ("blk.3.attn_v.weight", [160, 64], Precision::Int8),
         ("blk.3.attn_q.weight", [192, 64], Precision::Int8),
+        ("blk.0.attn_q.weight", [192, 64], Precision::Fp16),
+        ("blk.1.ffn_down.weight", [192, 64], Precision::Fp16),
+        ("blk.2.ffn_down.weight", [192, 64], Precision::Int8),
+        ("blk.3.ffn_down.weight", [192, 64], Precision::Int8Wide),
+        ("blk.13.ffn_down.weight", [192, 64], Precision::Int8Wide),
+        ("blk.13.ffn_up.weight", [192, 64], Precision::Int8),
+        ("blk.x.ffn_down.weight", [192, 64], Precision::Int8),
+        ("v.blk.0.ffn_down.weight", [192, 64], Precision::Int8),
     ] {
-        assert_eq!(precision("", name, ne), Some(want), "{name}");
-        assert_eq!(
-            precision(".*=int8", name, ne),
-            Some(Precision::Int8),
-            "{name}"
-        );
+        assert_eq!(precision("", name, ne, 1), Some(want), "{name}");
+        let by_rule = precision(".*=int8", name, ne, 1);
+        assert_eq!(by_rule, Some(Precision::Int8), "{name}");
+    }
+    // Experts are most of a model's memory.
+    for name in ["blk.0.ffn_up_exps.weight", "blk.3.ffn_down.weight"] {
+        let experts = precision("", name, [192, 64], 4);
+        assert_eq!(experts, Some(Precision::Int8), "{name}");
     }
 }
 

@@ -19,8 +19,11 @@ mod bucket;
 /// The weights that logits are made with, in llama.cpp's words; the second where they are the embeddings.
 const HEADS: [&str; 2] = ["output.weight", "token_embd.weight"];
 
-/// The ends of the names of weights that keys and values are made with.
-const KEYS_AND_VALUES: [&str; 2] = [".attn_k.weight", ".attn_v.weight"];
+/// The weights of a layer that keys and values are made with.
+const KEYS_AND_VALUES: [&str; 2] = ["attn_k.weight", "attn_v.weight"];
+
+/// Layers from the first on that are multiplied in FP16: every later one goes on with their errors.
+const FIRST_LAYERS: usize = 2;
 
 /// Fewest columns for each row of such weights that are multiplied in FP16: they are 2 to 5 % of a model then, and a third of
 /// the rows of queries or less.
@@ -68,23 +71,28 @@ impl Target {
     /// - The activations of a head have two digits: its errors are those of the logits, and it multiplies so few rows that
     ///   reading it takes longer than computing.
     /// - Few rows of keys and values, which several heads of queries share, are multiplied in FP16.
+    /// - So are the first layers. The activations of every second `ffn_down` have two digits, because gates make outliers;
+    ///   with all of them, products of a prompt would take longer by twice as much. Experts keep INT8 in both, for their
+    ///   memory.
     fn choice(&self, weights: &Tensor) -> Option<Choice> {
         let rule = self.rules.choice(weights.name);
         if rule.is_some() || !matches!(weights.dtype, DType::Quantized { .. }) {
             return rule;
         }
-        let [k, n, ..] = weights.shape.ne;
-        let is_shared = n.saturating_mul(SHARED_BY) <= k;
+        let [k, n, slices, _] = weights.shape.ne;
         if HEADS.contains(&weights.name) {
-            (n > FEW_ROWS).then_some(Choice::Int8Wide)
-        } else if is_shared
-            && KEYS_AND_VALUES
-                .iter()
-                .any(|end| weights.name.ends_with(end))
-        {
-            Some(Choice::Fp16)
-        } else {
-            None
+            return (n > FEW_ROWS).then_some(Choice::Int8Wide);
+        }
+        let is_shared = n.saturating_mul(SHARED_BY) <= k;
+        let (layer, part) = part_of_layer(weights.name)?;
+        if is_shared && KEYS_AND_VALUES.contains(&part) {
+            return Some(Choice::Fp16);
+        }
+        match (layer, part) {
+            _ if slices > 1 || n <= FEW_ROWS => None,
+            (..FIRST_LAYERS, _) => Some(Choice::Fp16),
+            (_, "ffn_down.weight") if layer % 2 == 1 => Some(Choice::Int8Wide),
+            _ => None,
         }
     }
 
@@ -126,6 +134,12 @@ impl Target {
         }
         self.min_m
     }
+}
+
+/// Returns the layer of a weight of a language model and the rest of its name: 3 and "attn_q.weight" of "blk.3.attn_q.weight".
+fn part_of_layer(name: &str) -> Option<(usize, &str)> {
+    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((layer.parse().ok()?, part))
 }
 
 /// Returns the bytes of a buffer that a weight takes: its own, or those of its packed form if that
