@@ -81,10 +81,10 @@ fn weights_that_results_depend_on_most_are_more_exact_than_others_unless_a_rule_
         ("blk.3.attn_q.weight", [192, 64], Precision::Int8),
         ("blk.0.attn_q.weight", [192, 64], Precision::Fp16),
         ("blk.1.ffn_down.weight", [192, 64], Precision::Fp16),
-        ("blk.2.ffn_down.weight", [192, 64], Precision::Int8),
-        ("blk.3.ffn_down.weight", [192, 64], Precision::Int8Wide),
-        ("blk.13.ffn_down.weight", [192, 64], Precision::Int8Wide),
-        ("blk.13.ffn_up.weight", [192, 64], Precision::Int8),
+        ("blk.2.ffn_down.weight", [192, 64], Precision::Int8Wide),
+        ("blk.3.ffn_down.weight", [192, 64], Precision::Int8),
+        ("blk.14.ffn_down.weight", [192, 64], Precision::Int8Wide),
+        ("blk.14.ffn_up.weight", [192, 64], Precision::Int8),
         ("blk.x.ffn_down.weight", [192, 64], Precision::Int8),
         ("v.blk.0.ffn_down.weight", [192, 64], Precision::Int8),
     ] {
@@ -93,7 +93,7 @@ fn weights_that_results_depend_on_most_are_more_exact_than_others_unless_a_rule_
         assert_eq!(by_rule, Some(Precision::Int8), "{name}");
     }
     // Experts are most of a model's memory.
-    for name in ["blk.0.ffn_up_exps.weight", "blk.3.ffn_down.weight"] {
+    for name in ["blk.0.ffn_up_exps.weight", "blk.2.ffn_down.weight"] {
         let experts = precision("", name, [192, 64], 4);
         assert_eq!(experts, Some(Precision::Int8), "{name}");
     }
