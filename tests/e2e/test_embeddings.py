@@ -1,8 +1,12 @@
-"""Embeddings and rankings of sentences by a BERT are those of the CPU, on each device."""
+"""Embeddings and rankings of sentences, and embeddings of long texts, are those of the CPU, on each device."""
 
 import math
+import random
 import re
+import tempfile
+from pathlib import Path
 
+import embedders
 import minilm
 import models
 from harness import HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, cpu_env, device_env, server
@@ -15,6 +19,9 @@ SENTENCES = ["A man is playing a guitar on the street.", "Someone makes music ou
 # Of each of the first sentences, the one that says the same.
 PAIRS = {0: 1, 1: 0, 2: 3, 3: 2}
 LEAST_COSINE = 0.9999
+# Of a text of 2,000 tokens.
+LEAST_COSINES = {HEXAGON: 0.9999, SIMULATED: 0.999}
+LONG = 2000
 
 
 def cosine(a, b):
@@ -70,3 +77,37 @@ class Embeddings(Case):
             log = running.log.read_text()
         last = re.split(r"(?=## SPLIT #0: )", log)[-1]
         self.assertEqual(re.findall(r"## SPLIT #\d+: (\w+)", last), ["CPU", HEXAGON_DEVICE])
+
+
+class LongTexts(Case):
+    """Texts of 2,000 tokens in one ubatch, with models of BERT's and of Qwen3's kind in Q8_0."""
+
+    def embed(self, model, env, name):
+        """The embeddings of two texts, the tokens of each, and the log."""
+        letters = random.Random(4)
+        texts = ["".join(letters.choices(alphabet, k=LONG)) for alphabet in ("abcdefgh ", "QRSTUV,\n")]
+        size = embedders.CONTEXT
+        with server(model, env, "-c", size, "-b", size, "-ub", size, "-np", 1, "-t", 1, "--embedding", "--no-warmup",
+                    name=name) as running:
+            answer = running.post("/v1/embeddings", {"input": texts})
+        vectors = [each["embedding"] for each in sorted(answer["data"], key=lambda each: each["index"])]
+        return vectors, answer["usage"]["prompt_tokens"] // len(texts), running.log.read_text()
+
+    def test_embeddings_of_long_texts_are_the_exact_ones(self):
+        for arch in embedders.BERT, embedders.QWEN3:
+            with tempfile.TemporaryDirectory() as folder:
+                model, exact = (Path(folder) / f"{arch}-{kind}.gguf" for kind in ("Q8_0", "F32"))
+                embedders.write(model, exact, arch)
+                expected, tokens, _ = self.embed(exact, cpu_env(), f"long-{arch}-cpu")
+                self.assertGreaterEqual(tokens, LONG)
+                self.assertLess(cosine(*expected), 0.9, "the texts have the same embedding")
+                for chip, least in LEAST_COSINES.items():
+                    with self.subTest(f"{arch} {chip}"):
+                        found, _, log = self.embed(model, device_env(chip), f"long-{arch}-{chip}")
+                        cosines = [cosine(a, b) for a, b in zip(expected, found)]
+                        told = re.findall(r"(\d+) of (\d+) nodes of a graph of (\d+) rows, in (\d+) split", log)
+                        print(f"{arch} {chip}: least cosine {min(cosines):.7f}, {told}")
+                        self.assertGreaterEqual(min(cosines), least)
+                        self.assertEqual([(int(rows), splits) for *_, rows, splits in told], [(tokens, "1")])
+                        if chip == HEXAGON:
+                            self.assertEqual(told[0][0], told[0][1])
