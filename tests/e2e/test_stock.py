@@ -22,9 +22,9 @@ LIBRARIES = r"(libc|libm|libdl|libgcc_s|ld-linux[\w-]*)\.so\.\d+"
 
 WHISPER = stock.SOURCES / "whisper.py"
 
-# Squared error of a whole model with random weights; upstream allows half of it for one product. On Hexagon it is 4e-4 with
-# flash attention and 4e-7 without it.
-WHISPER_ERROR = 1e-3
+# Squared error of a whole model with random weights. With flash attention the CPU adds 1,536 values in F16, which is most of
+# the difference: docs/results/accuracy.md compares both with a reference in F64.
+WHISPER_ERRORS = {"flash": 1e-3, "plain": 1e-5}
 # With 1,500 rows and more: two convolutions, an encoder of two layers, the decoder's keys and values. Hexagon cuts the first
 # convolution in two.
 WHISPER_PRODUCTS = {HEXAGON: 3 + 2 * 6 + 2 * 2, SIMULATED: 2 + 2 * 6 + 2 * 2}
@@ -125,11 +125,11 @@ class Debian(DebianStock):
         self.assertEqual(text.rstrip("\n"), self.text_of_static_build(HEXAGON))
 
 
-    def whisper_logits(self, model, env):
+    def whisper_logits(self, model, attention, env):
         """What whisper.cpp computes of a tone and five tokens."""
         library = self.program.libraries / "libwhisper.so.1"
         with tempfile.NamedTemporaryFile() as file:
-            done = self.run_stock(sys.executable, WHISPER, "run", library, model, file.name, env=env)
+            done = self.run_stock(sys.executable, WHISPER, "run", library, model, file.name, attention, env=env)
             return struct.unpack("<51865f", file.read()), done.log
 
     def test_whisper_computes_what_it_computes_on_the_cpu(self):
@@ -137,17 +137,20 @@ class Debian(DebianStock):
         with tempfile.TemporaryDirectory() as folder:
             model = Path(folder) / "random.bin"
             subprocess.run([sys.executable, WHISPER, "make", model], check=True)
-            expected, _ = self.whisper_logits(model, cpu_env())
-            for device, chip in CHIPS.items():
-                with self.subTest(device):
-                    timeline = Path(folder) / f"{device}.json"
-                    env = device_env(chip, GGML_RUST_NPU_TRACE=str(timeline))
-                    logits, log = self.whisper_logits(model, self.with_plugin(env))
-                    self.assertIn(f"using {device} backend", log)
-                    error = sum((a - b) ** 2 for a, b in zip(expected, logits)) / sum(a * a for a in expected)
-                    self.assertLess(error, WHISPER_ERROR)
-                    self.assertGreater(error, 0, "the CPU computed both")
-                    self.assertEqual(self.products(timeline, 100), (WHISPER_PRODUCTS[chip],) * 2)
+            for attention, limit in WHISPER_ERRORS.items():
+                expected, _ = self.whisper_logits(model, attention, cpu_env())
+                for device, chip in CHIPS.items():
+                    with self.subTest(f"{device} {attention}"):
+                        timeline = Path(folder) / f"{device}-{attention}.json"
+                        env = device_env(chip, GGML_RUST_NPU_TRACE=str(timeline))
+                        logits, log = self.whisper_logits(model, attention, self.with_plugin(env))
+                        self.assertIn(f"using {device} backend", log)
+                        error = sum((a - b) ** 2 for a, b in zip(expected, logits)) / sum(a * a for a in expected)
+                        print(f"{device} {attention}: NMSE {error:.1e}")
+                        self.assertLess(error, limit)
+                        self.assertGreater(error, 0, "the CPU computed both")
+                        if attention == "flash":
+                            self.assertEqual(self.products(timeline, 100), (WHISPER_PRODUCTS[chip],) * 2)
 
 
 class Node(Stock):

@@ -1,7 +1,8 @@
 """Makes a whisper model with random weights, and runs a whisper library on it.
 
 Usage: whisper.py make MODEL [STATE HEADS LAYERS]    of an encoder and a decoder; small if not given
-       whisper.py run LIBRARY MODEL LOGITS    encodes a tone, decodes tokens, writes the logits of the last as F32
+       whisper.py run LIBRARY MODEL LOGITS [plain]    encodes a tone, decodes tokens, writes the logits of the last as F32;
+                                              plain: without flash attention
 """
 
 import ctypes
@@ -18,6 +19,16 @@ F32, F16 = 0, 1
 
 SAMPLES = 16000
 TOKENS = [50258, 50259, 50359, 1000, 2000]
+
+
+# Larger than the struct of settings, which is given and taken by value: both sides keep it in memory.
+Settings = ctypes.c_uint8 * 1024
+# Its second byte. SOURCE: struct whisper_context_params, include/whisper.h of whisper.cpp 1.9.3.
+FLASH_ATTENTION = 1
+
+
+class Values(ctypes.Structure):
+    _fields_ = [("bytes", Settings)]
 
 
 class Sizes(NamedTuple):
@@ -90,13 +101,19 @@ def make(path, *sizes):
             file.write(b"".join(table[byte] for byte in rng.randbytes(math.prod(shape))))
 
 
-def run(library, model, logits):
+def run(library, model, logits, attention="flash"):
     whisper = ctypes.CDLL(library)
     # As whisper's own programs do, of the ggml that the library needs.
     whisper.ggml_backend_load_all()
-    whisper.whisper_init_from_file.restype = ctypes.c_void_p
+    whisper.whisper_context_default_params.restype = Values
+    load = whisper.whisper_init_from_file_with_params
+    load.restype, load.argtypes = ctypes.c_void_p, (ctypes.c_char_p, Values)
     whisper.whisper_get_logits.restype = ctypes.POINTER(ctypes.c_float)
-    context = ctypes.c_void_p(whisper.whisper_init_from_file(model.encode()))
+    settings = whisper.whisper_context_default_params()
+    if settings.bytes[FLASH_ATTENTION] != 1:
+        sys.exit("flash attention is not the default")
+    settings.bytes[FLASH_ATTENTION] = attention == "flash"
+    context = ctypes.c_void_p(load(model.encode(), settings))
     if not context:
         sys.exit("cannot load the model")
     tone = (ctypes.c_float * SAMPLES)(*(0.5 * math.sin(0.2 * i) for i in range(SAMPLES)))
