@@ -9,19 +9,27 @@ import unittest
 from contextlib import ExitStack, contextmanager
 
 from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, PLAIN_LOG, SIMULATED, TIMEOUT_S, cpu_env, device_env, free_port
-from stocked import PROMPT, DebianStock
+from stocked import CHIPS, PROMPT, DebianStock
 
 import fetch
 from project import ROOT
 
 # Of a model on two devices, whose rounding differs from that of one.
 TOKENS = 16
+# Of SmolLM2-135M.
+LAYERS = 30
+PRODUCTS_OF_LAYER = [f"blk.{name}.weight" for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up",
+                                                       "ffn_down")]
 
 
 class Rpc(DebianStock):
+    def setUp(self):
+        self.logs = {}
+
     @contextmanager
     def serve(self, device, chip, ends=False, **settings):
-        """Runs an RPC server with a device; gives its address. With `ends` the server has to end in an error of the device."""
+        """Runs an RPC server with a device; gives its address. With `ends` the server has to end in an error of the device. Its log
+        is in `self.logs` afterwards."""
         port = free_port()
         env = self.with_plugin(device_env(chip, **settings))
         command = self.program.command("ggml-rpc-server", "-p", port, "-d", device)
@@ -35,7 +43,8 @@ class Rpc(DebianStock):
                     self.assertNotEqual(process.wait(TIMEOUT_S), 0)
                     self.assertRegex(self.text_of(log), rf"ggml-rust-npu: {device}: .*AEE_E")
                 else:
-                    self.assertIsNone(process.poll(), self.text_of(log))
+                    self.assertIsNone(process.poll(), self.text_of(log)[-2000:])
+                self.logs[device] = self.text_of(log)
             finally:
                 process.terminate()
                 try:
@@ -48,18 +57,18 @@ class Rpc(DebianStock):
     def wait_for(self, port, process, log):
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
-            self.assertIsNone(process.poll(), self.text_of(log))
+            self.assertIsNone(process.poll(), self.text_of(log)[-2000:])
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
                 return
             except OSError:
                 time.sleep(0.1)
-        self.fail(f"the RPC server does not listen: {self.text_of(log)}")
+        self.fail(f"the RPC server does not listen: {self.text_of(log)[-2000:]}")
 
     @staticmethod
     def text_of(log):
         log.seek(0)
-        return log.read().decode(errors="replace")[-2000:]
+        return log.read().decode(errors="replace")
 
     def arguments(self, *args):
         return ["llama-completion", "-m", self.model(), "-p", PROMPT, "-n", TOKENS, "-c", 512, "--temp", 0, "--seed", 1,
@@ -89,6 +98,22 @@ class Rpc(DebianStock):
             there = self.generate(cpu_env(), "--rpc", ",".join(servers), "-ts", "2,1")
         self.assertEqual(self.servers(there), 2, there.log[-3000:])
         self.assertEqual(there.out, here)
+
+    def test_weights_are_packed_once(self):
+        """The servers do not know what weights are."""
+        with ExitStack() as stack:
+            servers = [stack.enter_context(self.serve(device, chip, GGML_RUST_NPU_LOG="debug"))
+                       for device, chip in CHIPS.items()]
+            self.generate(cpu_env(), "--rpc", ",".join(servers), "-ts", "1,1")
+        names = []
+        for device, log in self.logs.items():
+            packed = re.findall(r"(\S+) is packed beside it", log)
+            print(f"{device}: {len(packed)} weights")
+            self.assertGreater(len(packed), LAYERS * len(PRODUCTS_OF_LAYER) // 3)
+            names += packed
+        self.assertEqual(len(names), len(set(names)))
+        self.assertEqual(sorted(re.sub(r"\.\d+\.", ".", name) for name in names if name.startswith("blk.")),
+                         sorted(LAYERS * PRODUCTS_OF_LAYER))
 
     def test_a_device_that_is_lost_ends_server_and_program_and_the_server_says_why(self):
         """ggml's RPC code asserts that graphs succeed: the guide says so."""
