@@ -1,0 +1,48 @@
+"""Debian's libmtmd computes an image with many projectors on the devices as on the CPU, each in one split."""
+
+import array
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import models
+import projectors
+import stock
+from harness import HEXAGON, SIMULATED, cpu_env, device_env
+from stocked import DebianStock
+
+PROGRAM = stock.SOURCES / "vision.py"
+ERROR = 1e-4
+# Rows of products that take the matrix unit: of fewer, there may be some with other operands.
+ROWS = 32
+
+
+class Projectors(DebianStock):
+    def embeddings(self, mmproj, side, env):
+        out = mmproj.with_name("embeddings")
+        done = self.run_stock(sys.executable, PROGRAM, self.program.libraries, models.variant("F16"), mmproj, side, out, env=env)
+        return array.array("f", out.read_bytes()), done.log
+
+    def test_embeddings_of_an_image_are_those_of_the_cpu(self):
+        for projector, encoder in projectors.ENCODERS.items():
+            with tempfile.TemporaryDirectory() as folder:
+                mmproj = projectors.write(Path(folder) / "mmproj.gguf", projector)
+                expected, _ = self.embeddings(mmproj, encoder.side, cpu_env())
+                self.assertGreater(len(expected), 0)
+                for chip in HEXAGON, SIMULATED:
+                    with self.subTest(f"{projector} {chip}"):
+                        timeline = Path(folder) / f"{chip}.json"
+                        env = self.with_plugin(device_env(chip, GGML_RUST_NPU_TRACE=str(timeline)))
+                        found, log = self.embeddings(mmproj, encoder.side, env)
+                        error = sum((a - b) ** 2 for a, b in zip(expected, found)) / sum(a * a for a in expected)
+                        told = re.findall(r"\w+: (\d+) of (\d+) nodes of a graph of \d+ rows, in (\d+) split.*", log)
+                        products, on_matrix_unit = self.products(timeline, ROWS)
+                        print(f"{projector} {chip}: NMSE {error:.1e}, {told}, {on_matrix_unit} of {products} products")
+                        self.assertEqual(len(found), len(expected))
+                        self.assertLess(error, ERROR)
+                        self.assertNotIn("please report this on github", log)
+                        self.assertEqual([splits for *_, splits in told], ["1"])
+                        self.assertEqual(on_matrix_unit, products)
+                        if chip == HEXAGON:
+                            self.assertEqual(told[0][0], told[0][1])
