@@ -94,15 +94,15 @@ def run(encoder, layers, path, debian):
     return debian.command(sys.executable, program, "run", debian.libraries / "libwhisper.so.1", path, os.devnull)
 
 
-def record(encoder, layers, chip, threads):
-    """Returns the encoder's graphs as they are recorded, with `layers` layers, on a simulated chip."""
+def record(encoder, layers, chip, threads, **settings):
+    """Returns the encoder's graphs as they are recorded, with `layers` layers, on a simulated chip; `settings` are variables."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{encoder.name}-{layers}-{os.getpid()}.model"
     commands = path.with_suffix(".commands")
     commands.unlink(missing_ok=True)
     debian = stock.debian_programs()
     env = project.device_env(chip, GGML_BACKEND_PATH=str(build.plugin()), GGML_RUST_NPU_TRACE=str(commands),
-                             GGML_RUST_NPU_HEX_THREADS=str(threads))
+                             GGML_RUST_NPU_HEX_THREADS=str(threads), **settings)
     command = [str(word) for word in run(encoder, layers, path, debian)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=debian.folder)
     path.unlink()

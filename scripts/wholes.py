@@ -62,10 +62,10 @@ def sums(graph_list, program):
     return found
 
 
-def count(shape, program):
-    """Returns the rows of a model, by workload and operations: those of the file with fewest layers, and as often as the model
-    has more layers the difference between the two files."""
-    first, second = (graphs.record(shape, layers, CHIP) for layers in shape.counted())
+def count(shape, program, chip=CHIP):
+    """Returns the rows of a model on a chip, by workload and operations: those of the file with fewest layers, and as often as
+    the model has more layers the difference between the two files."""
+    first, second = (graphs.record(shape, layers, chip) for layers in shape.counted())
     table = {}
     for workload in shape.workloads:
         less = sums(first[workload], program)
