@@ -95,7 +95,7 @@ def run(encoder, layers, path, debian):
 
 
 def record(encoder, layers, chip, threads, **settings):
-    """Returns the encoder's graphs as they are recorded, with `layers` layers, on a simulated chip; `settings` are variables."""
+    """Returns the encoder's graphs as they are recorded, with `layers` layers, on a simulated chip under `settings`."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{encoder.name}-{layers}-{os.getpid()}.model"
     commands = path.with_suffix(".commands")

@@ -6,6 +6,7 @@ SOURCE of names, keys and shapes: tools/mtmd/clip.cpp, clip-impl.h and models/ o
 import array
 import math
 import random
+from types import MappingProxyType
 from typing import NamedTuple
 
 import model_file
@@ -13,6 +14,7 @@ import model_file
 PATCH, HIDDEN, LAYERS = 14, 512, 2
 # Of SmolLM2-135M.
 TEXT = 576
+NOTHING = MappingProxyType({})
 SHARED_KEYS = {"clip.vision.image_mean": [0.5, 0.5, 0.5], "clip.vision.image_std": [0.5, 0.5, 0.5]}
 
 
@@ -27,8 +29,8 @@ class Encoder(NamedTuple):
     # Of a row of positions: patches, and one more with a class; 0 if positions are rotated.
     positions: int = 64
     # Of the projector, by name; those of one dimension are F32.
-    tensors: dict = {}
-    keys: dict = {}
+    tensors: dict = NOTHING
+    keys: dict = NOTHING
     has_class: bool = False
     # Its norms divide by the root of the mean square, and its network has a gate.
     is_gated: bool = False
@@ -50,7 +52,7 @@ def block(number):
             **linear(f"{name}.1.fc2", few, TEXT), f"{name}.2.0.weight": (TEXT, TEXT), **norm(f"{name}.2.1", TEXT)}
 
 
-SIGLIP, CLIP, QWEN = {}, {"wide": 256, "has_class": True}, {"wide": 160, "heads": 2, "positions": 0, "patch_bias": False}
+CLIP, QWEN = {"wide": 256, "has_class": True}, {"wide": 160, "heads": 2, "positions": 0, "patch_bias": False}
 MERGE = "clip.vision.projector.scale_factor"
 # Pixels of a picture with 24 patches a side, which MobileVLM's projectors presuppose.
 MOBILE = {**CLIP, "side": 336, "positions": 577}

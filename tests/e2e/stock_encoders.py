@@ -1,4 +1,4 @@
-"""Debian's libmtmd computes an image with many projectors on the devices as on the CPU, each in one split."""
+"""Debian's libmtmd computes an image with many projectors on the devices as on the CPU, each in one split; libllama a voice."""
 
 import array
 import re
@@ -9,10 +9,13 @@ from pathlib import Path
 import models
 import projectors
 import stock
+import vocoder
 from harness import HEXAGON, SIMULATED, cpu_env, device_env
 from stocked import DebianStock
 
-PROGRAM = stock.SOURCES / "vision.py"
+PROGRAM, TOKENS = stock.SOURCES / "vision.py", stock.SOURCES / "tokens.py"
+# Of a text to speech.
+COUNT = 100
 ERROR = 1e-4
 # Rows of products that take the matrix unit: of fewer, there may be some with other operands.
 ROWS = 32
@@ -21,7 +24,8 @@ ROWS = 32
 class Projectors(DebianStock):
     def embeddings(self, mmproj, side, env):
         out = mmproj.with_name("embeddings")
-        done = self.run_stock(sys.executable, PROGRAM, self.program.libraries, models.variant("F16"), mmproj, side, out, env=env)
+        model = models.variant("F16")
+        done = self.run_stock(sys.executable, PROGRAM, self.program.libraries, model, mmproj, side, out, env=env)
         return array.array("f", out.read_bytes()), done.log
 
     def test_embeddings_of_an_image_are_those_of_the_cpu(self):
@@ -46,3 +50,27 @@ class Projectors(DebianStock):
                         self.assertEqual(on_matrix_unit, products)
                         if chip == HEXAGON:
                             self.assertEqual(told[0][0], told[0][1])
+
+
+class Voice(DebianStock):
+    """The decoder of text to speech."""
+
+    def frequencies(self, model, env):
+        out = model.with_name("frequencies")
+        done = self.run_stock(sys.executable, TOKENS, self.program.libraries, model, COUNT, out, env=env)
+        return array.array("f", out.read_bytes()), done.log
+
+    def test_wavtokenizer_computes_what_it_computes_on_the_cpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = vocoder.write(Path(folder) / "vocoder.gguf")
+            expected, _ = self.frequencies(model, cpu_env())
+            self.assertEqual(len(expected), COUNT * vocoder.OUT)
+            for chip in HEXAGON, SIMULATED:
+                with self.subTest(chip):
+                    found, log = self.frequencies(model, self.with_plugin(device_env(chip)))
+                    error = sum((a - b) ** 2 for a, b in zip(expected, found)) / sum(a * a for a in expected)
+                    told = re.findall(r"\w+: (\d+) of (\d+) nodes of a graph of .*", log)
+                    print(f"wavtokenizer {chip}: NMSE {error:.1e}, {re.findall('.*nodes of a.*', log)}")
+                    self.assertLess(error, ERROR)
+                    self.assertEqual(len(told), 1)
+                    self.assertGreater(error, 0, "the CPU computed both")

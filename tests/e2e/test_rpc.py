@@ -28,8 +28,8 @@ class Rpc(DebianStock):
 
     @contextmanager
     def serve(self, device, chip, ends=False, **settings):
-        """Runs an RPC server with a device; gives its address. With `ends` the server has to end in an error of the device. Its log
-        is in `self.logs` afterwards."""
+        """Runs an RPC server with a device; gives its address. With `ends` the server has to end in an error of the device.
+        Its log is in `self.logs` afterwards."""
         port = free_port()
         env = self.with_plugin(device_env(chip, **settings))
         command = self.program.command("ggml-rpc-server", "-p", port, "-d", device)

@@ -34,12 +34,15 @@ struct Workload {
   int tokens; // of the last step, for each sequence
   int sequences;
   int earlier; // tokens of each sequence before the last step
+  bool pools;  // the result is a vector for the whole text, without a head
 };
 
 constexpr Workload WORKLOADS[] = {
-    {"prompt", PROMPT, 1, 0},
-    {"token", 1, 1, CELLS - 1},
-    {"sequences", 1, 8, CELLS - 1},
+    {"prompt", PROMPT, 1, 0, false},
+    {"token", 1, 1, CELLS - 1, false},
+    {"sequences", 1, 8, CELLS - 1, false},
+    {"text", PROMPT, 1, 0, true},
+    {"long-text", 2000, 1, 0, true},
 };
 
 [[noreturn]] void fail(const std::string &what) {
@@ -109,10 +112,13 @@ void run(llama_model *model, const Workload &work, const char *file) {
   llama_context_params params = llama_context_default_params();
   params.n_seq_max = work.sequences;
   params.n_ctx = (work.earlier + work.tokens) * work.sequences;
-  params.n_batch = PROMPT;
-  params.n_ubatch = PROMPT;
+  params.n_batch = work.tokens > PROMPT ? work.tokens : PROMPT;
+  params.n_ubatch = params.n_batch;
   params.n_threads = params.n_threads_batch = 2;
-  params.embeddings = encode;
+  params.embeddings = encode || work.pools;
+  if (work.pools && !encode) {
+    params.pooling_type = LLAMA_POOLING_TYPE_LAST;
+  }
   llama_context *ctx = llama_init_from_model(model, params);
   if (ctx == nullptr) {
     fail("no context");
