@@ -1,4 +1,4 @@
-"""Debian's libmtmd computes an image with many projectors on the devices as on the CPU, each in one split; libllama a voice."""
+"""Debian's libmtmd computes an image with many projectors as the CPU does, each in one split; a voice and a UNet, too."""
 
 import array
 import re
@@ -10,10 +10,10 @@ import models
 import projectors
 import stock
 import vocoder
-from harness import HEXAGON, SIMULATED, cpu_env, device_env
-from stocked import DebianStock
+from harness import HEXAGON, HEXAGON_DEVICE, SIMULATED, cpu_env, device_env
+from stocked import CHIPS, DebianStock
 
-PROGRAM, TOKENS = stock.SOURCES / "vision.py", stock.SOURCES / "tokens.py"
+PROGRAM, TOKENS, UNET = (stock.SOURCES / f"{name}.py" for name in ("vision", "tokens", "unet"))
 # Of a text to speech.
 COUNT = 100
 ERROR = 1e-4
@@ -74,3 +74,26 @@ class Voice(DebianStock):
                     self.assertLess(error, ERROR)
                     self.assertEqual(len(told), 1)
                     self.assertGreater(error, 0, "the CPU computed both")
+
+
+class Generator(DebianStock):
+    """A block of a UNet, in a program that knows ggml alone: convolutions, a time, attention to itself and to a text."""
+
+    def test_a_block_of_a_unet_is_one_split(self):
+        results = {}
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "values"
+            settings = {"CPU": cpu_env()} | {device: self.with_plugin(device_env(chip)) for device, chip in CHIPS.items()}
+            for device, env in settings.items():
+                done = self.run_stock(sys.executable, UNET, self.program.libraries, device, out, env=env)
+                results[device] = array.array("f", out.read_bytes())
+                self.assertEqual(done.out, "splits 1\n")
+                if device == HEXAGON_DEVICE:
+                    told, = re.findall(r"(\d+) of (\d+) nodes of a graph of 256 rows, in 1 split", done.log)
+                    self.assertEqual(*told)
+        expected = results.pop("CPU")
+        for device, found in results.items():
+            error = sum((a - b) ** 2 for a, b in zip(expected, found)) / sum(a * a for a in expected)
+            print(f"{device}: NMSE {error:.1e}")
+            self.assertLess(error, ERROR)
+            self.assertGreater(error, 0, "the CPU computed both")
