@@ -5,7 +5,7 @@
 //! input = { step }     step = kind, then
 //!   0      a buffer: slot, device, whether shared, size
 //!   1..=3  a tensor of a buffer is written, filled or read: slot, tensor, part
-//!   4      a buffer is cleared: slot, value
+//!   4      a buffer is cleared, or the program's own memory is written in place if there is none: slot, value
 //!   5..=7  questions about a node
 //!   8..=11 a graph of 1 to 4 nodes
 //!   12     the last graph again
@@ -121,12 +121,14 @@ fn tensor(
             )
         }
         _ => {
-            tensor.place = [
-                NPU_PLACE_HOST,
-                NPU_PLACE_HOST,
-                NPU_PLACE_NONE,
-                NPU_PLACE_OTHER,
-            ][input.below(4)];
+            // The default type of Rockchip's devices is host memory, without a buffer of the library.
+            let default = if device == RK {
+                NPU_PLACE_DEVICE
+            } else {
+                NPU_PLACE_HOST
+            };
+            tensor.place =
+                [NPU_PLACE_HOST, default, NPU_PLACE_NONE, NPU_PLACE_OTHER][input.below(4)];
             let room = size_of_val(memory);
             let fits = span.is_some_and(|span| span <= room);
             if fits {
@@ -192,33 +194,65 @@ fn any_node(
 /// A product that every device computes right, whatever it was asked before.
 struct Product {
     device: usize,
-    weights: Buffer,
+    weights: Weights,
     memory: Option<Buffer>,
     host: Box<[f32; 3 * 64]>,
     node: Node,
 }
 
+/// The memory of a product's weights.
+enum Weights {
+    /// They are packed when they are written.
+    Packed(Buffer),
+    /// Memory of the default type, which the CPU uses, too; they are written before each product.
+    Shared(Buffer),
+    /// The same, of a device whose default type is host memory.
+    Host(Box<[u16; K * K]>),
+}
+
 const K: usize = 64;
 
-/// Writes a multiple of the unit matrix, of 2 or 3.
-fn write_unit_matrix(weights: &Buffer, w: &Tensor, factor: u16) {
-    let mut halves = [0u16; K * K];
-    // F16 has 2 as 0x4000 and 3 as 0x4200.
-    (0..K).for_each(|i| halves[i * (K + 1)] = 0x4000 + (factor - 2) * 0x200);
-    assert_eq!(
-        weights.set(w, bytemuck::cast_slice(&halves), 0),
-        NPU_STATUS_OK
-    );
+impl Weights {
+    /// Writes a multiple of the unit matrix, of 2 or 3.
+    fn write_unit_matrix(&mut self, w: &Tensor, factor: u16) {
+        let mut halves = [0u16; K * K];
+        // F16 has 2 as 0x4000 and 3 as 0x4200.
+        (0..K).for_each(|i| halves[i * (K + 1)] = 0x4000 + (factor - 2) * 0x200);
+        match self {
+            Self::Packed(buffer) | Self::Shared(buffer) => {
+                let status = buffer.set(w, bytemuck::cast_slice(&halves), 0);
+                assert_eq!(status, NPU_STATUS_OK);
+            }
+            Self::Host(memory) => **memory = halves,
+        }
+    }
 }
 
 impl Product {
-    /// - `is_shared`: whether its weights are in memory that the CPU uses, too, and are written before each product
+    /// - `is_shared`: whether its weights are in memory of the default type
     fn new((device, is_shared): (usize, bool)) -> Self {
         let w = Tensor::dense(F16, [K, K, 1, 1]);
-        let bytes = alloc_size(device, &w);
-        let weights = Buffer::new(device, bytes, is_shared).expect("a small buffer");
-        let w = weights.tensor(w, 0, NPU_ROLE_WEIGHTS);
-        write_unit_matrix(&weights, &w, 2);
+        let (mut weights, w) = if device == RK && is_shared {
+            let mut memory = Box::new([0; K * K]);
+            let w = Tensor {
+                place: NPU_PLACE_DEVICE,
+                role: NPU_ROLE_WEIGHTS,
+                data: memory.as_mut_ptr().cast(),
+                ..w
+            };
+            (Weights::Host(memory), w)
+        } else {
+            let buffer = Buffer::new(device, alloc_size(device, &w), is_shared);
+            let buffer = buffer.expect("a small buffer");
+            let w = buffer.tensor(w, 0, NPU_ROLE_WEIGHTS);
+            let weights = if is_shared {
+                Weights::Shared(buffer)
+            } else {
+                Weights::Packed(buffer)
+            };
+            (weights, w)
+        };
+        weights.write_unit_matrix(&w, 2);
         let mut host = Box::new([0.0; 3 * K]);
         let [act, dst] = [0, 1].map(|_| Tensor::dense(F32, [K, 1, 1, 1]));
         let memory =
@@ -243,9 +277,9 @@ impl Product {
     }
 
     fn check(&mut self, seed: f32, factor: u16) {
-        let is_written = self.weights.is_shared;
+        let is_written = !matches!(self.weights, Weights::Packed(_));
         if is_written {
-            write_unit_matrix(&self.weights, &self.node.src[0], factor);
+            self.weights.write_unit_matrix(&self.node.src[0], factor);
         }
         let factor = f32::from(if is_written { factor } else { 2 });
         let x: Vec<f32> = (0..K).map(|i| seed + i as f32).collect();
@@ -345,8 +379,9 @@ fn run(input: &mut Input) {
             }
             4 => {
                 let value = input.byte();
-                if let Some(buffer) = &buffers[slot] {
-                    buffer.clear(value);
+                match &buffers[slot] {
+                    Some(buffer) => buffer.clear(value),
+                    None => bytemuck::cast_slice_mut(&mut memory[slot..]).fill(value),
                 }
             }
             5..=7 => {
@@ -377,6 +412,7 @@ fn run(input: &mut Input) {
             }
         }
     }
+    free(RK, &memory);
 }
 
 fuzz_target!(|bytes: &[u8]| {
@@ -384,7 +420,7 @@ fuzz_target!(|bytes: &[u8]| {
     run(&mut Input::new(bytes));
     PRODUCTS.with_borrow_mut(|products| {
         if products.is_empty() {
-            products.extend([(RK, false), (HEX, false), (HEX, true)].map(Product::new));
+            products.extend([(RK, false), (RK, true), (HEX, false), (HEX, true)].map(Product::new));
         }
         let seed = bytes.first().copied().unwrap_or(0);
         let check = |product: &mut Product| product.check(f32::from(seed), 2 + u16::from(seed % 2));

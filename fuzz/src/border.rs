@@ -365,6 +365,11 @@ pub fn supports(device: usize, node: &Node) -> bool {
     unsafe { npu_supports_op(device, std::ptr::from_ref(node).cast()) }
 }
 
+/// Says that host memory of the device's default type is about to be freed.
+pub fn free(device: usize, memory: &[u64]) {
+    npu_host_memory_freed(device, memory.as_ptr().cast(), size_of_val(memory));
+}
+
 /// Bytes that a tensor takes in a packed buffer.
 #[must_use]
 pub fn alloc_size(device: usize, tensor: &Tensor) -> usize {
