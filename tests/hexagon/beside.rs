@@ -250,7 +250,7 @@ fn what_many_graphs_read_and_nothing_writes_is_packed_as_a_weight() {
 #[test]
 fn forms_take_about_the_bytes_of_their_weights_and_none_after_free() {
     let device = device();
-    for round in 0..20 {
+    for round in 0..100 {
         let w = Weight::random(&mut Numbers::new(round), Kind::F16, [K, 64, 1, 1]);
         let shared = {
             let tensor = Tensor {
