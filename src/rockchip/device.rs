@@ -140,12 +140,13 @@ impl RkNpu {
         let _turn = library.turn()?;
         let domains = Domains::new(&rknn)?;
         let versions = domains.first_anchor().versions()?;
-        if !rknn.is_direct() {
+        if let Some(spaces) = rknn.direct_spaces() {
+            domains.limit(spaces);
+        } else {
             driver::check_version(&versions.0)?;
-        }
-        // Streams are driven in one address space.
-        if rknn.is_direct() || driver::version(&versions.1) < caps::MIN_DRIVER_FOR_DOMAINS {
-            domains.limit(1);
+            if driver::version(&versions.1) < caps::MIN_DRIVER_FOR_DOMAINS {
+                domains.limit(1);
+            }
         }
         let anchor = domains.first_anchor();
         let version = driver::version(&versions.0);
@@ -203,7 +204,7 @@ impl RkNpu {
     /// Returns `true` if it is driven without the vendor's library.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        self.rknn.is_direct()
+        self.rknn.direct_spaces().is_some()
     }
 
     /// Returns `true` if an error put the device out of use.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rknpu_ops::direct::node::DeviceNode;
+use rknpu_ops::direct::node::{DeviceNode, Kernel, Node};
 use rknpu_ops::layout::Soc;
 use rknpu_ops::sim;
 
@@ -21,10 +21,6 @@ use crate::error::{Error, Result};
 
 /// The file in which the kernel names the board.
 const DEVICE_TREE: &str = "/proc/device-tree/compatible";
-
-/// The name of the kernel's driver in DRM.
-// SOURCE: drivers/rknpu/rknpu_drv.c of Rockchip's kernel.
-const DRIVER: &str = "rknpu";
 
 /// Opens and tests the NPU that `config` asks for or that the machine has.
 #[must_use]
@@ -124,11 +120,17 @@ fn direct(caps: &RkCaps) -> Result<Arc<Rknn>> {
             reason: format!("command streams are known for rk3588 only, not for {chip}"),
         });
     }
-    let node = DeviceNode::find(DRIVER).map_err(|error| Error::Direct {
+    let node = DeviceNode::find().map_err(|error| Error::Direct {
         reason: error.to_string(),
     })?;
-    log::info!("{} is driven without librknnrt", node.path().display());
-    Rknn::direct(Box::new(node), Nodes::Machine)
+    let (path, kernel) = (node.path().display(), node.kernel());
+    log::info!("{path} ({}) is driven without librknnrt", kernel.name());
+    let nodes = match kernel {
+        Kernel::Rknpu => Nodes::Machine,
+        // Each file has its own address space, and the kernel queues the jobs of all of them.
+        Kernel::Rocket => Nodes::Private,
+    };
+    Rknn::direct(Box::new(node), nodes)
 }
 
 /// Returns the chip with the user's wishes for it.

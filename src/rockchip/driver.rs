@@ -45,10 +45,7 @@ enum Provider {
         libloading::Library,
     ),
     StandIn(sim::Machine),
-    Direct(
-        #[expect(dead_code, reason = "held for its Drop: its functions end with it")]
-        direct::Machine,
-    ),
+    Direct(direct::Machine),
 }
 
 /// The library's functions: loaded, simulated, or our own over the kernel's driver.
@@ -150,10 +147,13 @@ impl Rknn {
         }
     }
 
-    /// Returns `true` if no library of the vendor's is involved.
+    /// Returns the number of address spaces, if no library of the vendor's is involved.
     #[must_use]
-    pub fn is_direct(&self) -> bool {
-        matches!(self.provider, Provider::Direct(_))
+    pub fn direct_spaces(&self) -> Option<usize> {
+        match &self.provider {
+            Provider::Direct(machine) => Some(machine.spaces()),
+            Provider::Library(_) | Provider::StandIn(_) => None,
+        }
     }
 }
 
@@ -363,7 +363,10 @@ impl Context {
         // SAFETY: the handle is that of a live context, whose operands are alive for the call, and
         // C is exclusive.
         let code = unsafe { (self.rknn.api.matmul_run)(self.handle) };
-        if code == ffi::code::TIMEOUT || (code != ffi::code::SUCC && begun.elapsed() > TIMED_OUT) {
+        let is_late = code != ffi::code::SUCC && begun.elapsed() > TIMED_OUT;
+        // Linux's driver, which has several address spaces, resets one core.
+        let resets_all = self.rknn.direct_spaces().unwrap_or(1) == 1;
+        if (code == ffi::code::TIMEOUT || is_late) && resets_all {
             log::warn!(
                 "the NPU did not finish {}: the kernel's driver resets all cores then, and what other programs run on \
                  them fails, too",

@@ -1,4 +1,5 @@
-"""llama.cpp drives an emulated kernel driver and NPU of Rockchip's by command streams, without librknnrt and its stand-in."""
+"""llama.cpp drives an emulated NPU of Rockchip's by command streams, over two emulated kernel drivers: the vendor's and
+Linux's. librknnrt and its stand-in are not involved."""
 
 import re
 
@@ -15,17 +16,21 @@ MIN_PRODUCTS = 53
 
 
 class Direct(Case):
+    # What the loop emulates, and what a device calls it.
+    KERNEL = {"RKNN_LOOP_STRICT": "1"}
+    DRIVER = r"0\.9\.8"
+
     @classmethod
     def setUpClass(cls):
-        # Its `open` and `ioctl` answer for /dev/dri/card0 as the driver would.
+        # Its `open` and `ioctl` answer for the driver's node as the driver would.
         project.run(["cargo", "build", "--locked", "--package", "rknn-loop", "--target-dir", TARGET],
                     LOGS / "direct-build.log", cwd=ROOT)
         loop = TARGET / "debug" / "librknn_loop.so"
-        cls.emulated = dict(SETTINGS, LD_PRELOAD=str(loop), RKNN_LOOP_STRICT="1")
+        cls.emulated = dict(SETTINGS, LD_PRELOAD=str(loop), **cls.KERNEL)
 
     def test_a_model_says_what_it_says_on_the_stand_in(self):
         listed = self.succeed("llama-completion", "--list-devices", env=cpu_env(**self.emulated)).all
-        self.assertRegex(listed, rf"{DEVICE}: Rockchip RK3588 NPU, streams-\S+, driver 0\.9\.8 \(")
+        self.assertRegex(listed, rf"{DEVICE}: Rockchip RK3588 NPU, streams-\S+, driver {self.DRIVER} \(")
         prompt = "Once upon a time, in a small village,"
         # Sums of INT8 are exact. Those of FP16 have another order than the stand-in's.
         rules = {"GGML_RUST_NPU_RULES": ".*=int8"}
@@ -38,7 +43,15 @@ class Direct(Case):
         right = re.findall(r"^ *MUL_MAT\w*\(.*\): \S*OK", done.out, re.M)
         self.assertGreaterEqual(len(right), MIN_PRODUCTS, done.out[-2000:])
 
+
+class Rocket(Direct):
+    KERNEL = {"RKNN_LOOP_KERNEL": "rocket"}
+    DRIVER = "rocket"
+
+
+class NoDriver(Case):
     def test_without_a_driver_there_is_no_device_but_one_line(self):
         done = self.succeed("llama-bench", "--list-devices", env=cpu_env(**SETTINGS))
         self.assertNotRegex(done.out, DEVICE + ": ")
-        self.assertIn("cannot drive the NPU without librknnrt: no node in /dev/dri has the driver rknpu", done.all)
+        words = "cannot drive the NPU without librknnrt: no node in /dev/dri or /dev/accel has the driver rknpu or rocket"
+        self.assertIn(words, done.all)

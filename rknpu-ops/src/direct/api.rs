@@ -149,7 +149,7 @@ unsafe extern "C" fn matmul_destroy(ctx: MatmulCtx) -> c_int {
 unsafe extern "C" fn create_mem(ctx: MatmulCtx, bytes: u32) -> *mut TensorMem {
     guarded_mem(|| {
         let context = of_context(ctx)?;
-        (context.shared.memories).create(&context.shared.rknpu, bytes)
+        (context.shared.memories).create(&context.space.driver, bytes)
     })
 }
 
@@ -182,7 +182,7 @@ unsafe extern "C" fn query(ctx: MatmulCtx, command: c_int, info: *mut c_void, by
         if info.is_null() || !is_version {
             return Err(code::PARAM_INVALID);
         }
-        let version = SdkVersion::new(VERSION, &context.shared.rknpu.version_text());
+        let version = SdkVersion::new(VERSION, &context.space.driver.version_text());
         // SAFETY: the C contract of `info`, which is `bytes` long; unaligned writes are allowed.
         unsafe { info.cast::<SdkVersion>().write_unaligned(version) };
         Ok(())

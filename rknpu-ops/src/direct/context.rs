@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use sim_common::lock;
 
 use super::memory::Region;
-use super::{CORES, Shared};
+use super::{CORES, Shared, Space};
 use crate::ffi::{
     CoreMask, IoAttr, Layout, MatmulCtx, MatmulInfo, QuantType, TensorMem, attr, code,
 };
@@ -23,6 +23,7 @@ use crate::stream::{Arithmetic, Plan};
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
+    pub(super) space: Arc<Space>,
     plan: Plan,
     core: AtomicUsize,
     /// A, B and C.
@@ -55,12 +56,15 @@ pub(super) fn create(
     if (info.b_quant_type, info.ac_quant_type) != (symmetric, symmetric) {
         return refuse("there are no scales".into());
     }
-    if info.iommu_domain_id != 0 {
-        return refuse(format!(
-            "there is no address space {}, only 0",
-            info.iommu_domain_id
-        ));
-    }
+    let space = match shared.space(info.iommu_domain_id) {
+        Ok(space) => space,
+        Err(error) => {
+            return refuse(format!(
+                "there is no address space {}: {error}",
+                info.iommu_domain_id
+            ));
+        }
+    };
     let Some(arithmetic) = Arithmetic::of(info.matmul_type) else {
         return refuse(format!(
             "no command stream is known for matmul type {}",
@@ -78,6 +82,7 @@ pub(super) fn create(
     }
     let context = Context {
         shared: Arc::clone(shared),
+        space,
         plan,
         core: AtomicUsize::new(0),
         bound: Mutex::default(),
@@ -147,9 +152,13 @@ impl Context {
             );
             return Err(code::PARAM_INVALID);
         }
-        let core = &self.shared.cores[self.core.load(Ordering::Relaxed)];
+        if !region.object().is_of(&self.space.driver) {
+            log::error!("rknn_matmul_set_io_mem: the memory is in another address space");
+            return Err(code::PARAM_INVALID);
+        }
+        let core = &self.space.cores[self.core.load(Ordering::Relaxed)];
         lock(core)
-            .reserve(&self.shared.rknpu, &self.plan)
+            .reserve(&self.space.driver, &self.plan)
             .map_err(|error| failed("rknn_matmul_set_io_mem", &error))?;
         lock(&self.bound)[operand] = Some(region);
         Ok(())
@@ -165,9 +174,9 @@ impl Context {
             log::error!("rknn_matmul_run: A, B or C is not bound");
             return Err(code::PARAM_INVALID);
         };
-        let mut core = lock(&self.shared.cores[self.core.load(Ordering::Relaxed)]);
+        let mut core = lock(&self.space.cores[self.core.load(Ordering::Relaxed)]);
         // SAFETY: the caller's promise.
-        let ran = unsafe { core.run(&self.shared.rknpu, &self.plan, [a, b, c]) };
+        let ran = unsafe { core.run(&*self.space.driver, &self.plan, [a, b, c]) };
         ran.map_err(|error| failed("rknn_matmul_run", &error))
     }
 }

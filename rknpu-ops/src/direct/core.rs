@@ -7,65 +7,85 @@
 use std::io;
 use std::sync::Arc;
 
+use super::driver::{Direction, Driver, Job, Object, Purpose};
 use super::memory::Region;
-use super::rknpu::{self, Direction, Object, Purpose, Rknpu, TASK_BYTES, TASKS_OF_A_JOB};
 use crate::stream::{BODY_WORDS, Plan, STREAM_WORDS};
 
 /// Bytes of a stream.
 const STREAM_BYTES: usize = STREAM_WORDS * 8;
 
-/// The length of a stream in the driver's words.
+/// The length of a stream, and of a stream without its tail.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a stream has some hundred words"
+)]
+pub(super) const WORDS: u32 = STREAM_WORDS as u32;
 #[expect(
     clippy::cast_possible_truncation,
     reason = "a body has some hundred words"
 )]
-const BODY: u32 = BODY_WORDS as u32;
+pub(super) const BODY: u32 = BODY_WORDS as u32;
 
-/// Cubes of C begin with a page: a cache line that the CPU writes has no results in it.
-const CUBE_ALIGN: usize = 4096;
+/// Returns the device's address of a stream, by its number.
+pub(super) fn stream_address(streams: &Object, index: usize) -> u32 {
+    // PANIC: an object's addresses have 32 bits.
+    streams.address() + u32::try_from(index * STREAM_BYTES).expect("a place inside")
+}
 
-/// Objects that runs of any shape use, each as large as the largest shape so far needs.
+/// Objects of one purpose, one for each power of two. A driver may sync whole objects, so a small run does not use what
+/// a large one needs.
+#[derive(Debug, Default)]
+struct Objects(Vec<Option<Object>>);
+
+impl Objects {
+    fn class(bytes: usize) -> usize {
+        bytes.next_power_of_two().trailing_zeros() as usize
+    }
+
+    /// Makes an object for `bytes`, if there is none.
+    fn reserve(
+        &mut self,
+        driver: &Arc<dyn Driver>,
+        bytes: usize,
+        purpose: Purpose,
+    ) -> io::Result<()> {
+        let class = Self::class(bytes);
+        if self.0.len() <= class {
+            self.0.resize_with(class + 1, || None);
+        }
+        if self.0[class].is_none() {
+            self.0[class] = Some(Arc::clone(driver).create(1 << class, purpose)?);
+        }
+        Ok(())
+    }
+
+    /// Returns the object that [`Self::reserve`] made for `bytes`.
+    fn get(&mut self, bytes: usize) -> &mut Object {
+        let place = self.0.get_mut(Self::class(bytes)).and_then(Option::as_mut);
+        // PANIC: operands are bound before a run, which reserves.
+        place.expect("a reserved object")
+    }
+}
+
+/// Objects that runs of any shape use.
 #[derive(Debug)]
 pub(super) struct Core {
     number: usize,
-    streams: Option<Object>,
-    tasks: Option<Object>,
-    cubes: Option<Object>,
-}
-
-/// Replaces an object that is too small.
-fn grow(
-    place: &mut Option<Object>,
-    rknpu: &Arc<Rknpu>,
-    bytes: usize,
-    purpose: Purpose,
-) -> io::Result<()> {
-    if place.as_ref().is_none_or(|object| object.size() < bytes) {
-        // The old one first: both may not fit.
-        *place = None;
-        *place = Some(rknpu.create(bytes, purpose)?);
-    }
-    Ok(())
-}
-
-/// Returns an object that [`Core::reserve`] has made.
-fn reserved(place: &mut Option<Object>) -> &mut Object {
-    // PANIC: operands are bound before a run, which reserves.
-    place.as_mut().expect("a reserved object")
-}
-
-/// Returns the place of the cubes of C behind those of A.
-fn start_of_c(plan: &Plan) -> usize {
-    plan.cube_bytes()[0].next_multiple_of(CUBE_ALIGN)
+    streams: Objects,
+    /// The driver's own.
+    own: Objects,
+    cubes_of_a: Objects,
+    cubes_of_c: Objects,
 }
 
 impl Core {
     pub(super) fn new(number: usize) -> Self {
         Self {
             number,
-            streams: None,
-            tasks: None,
-            cubes: None,
+            streams: Objects::default(),
+            own: Objects::default(),
+            cubes_of_a: Objects::default(),
+            cubes_of_c: Objects::default(),
         }
     }
 
@@ -73,20 +93,16 @@ impl Core {
     ///
     /// # Errors
     /// The driver's.
-    pub(super) fn reserve(&mut self, rknpu: &Arc<Rknpu>, plan: &Plan) -> io::Result<()> {
+    pub(super) fn reserve(&mut self, driver: &Arc<dyn Driver>, plan: &Plan) -> io::Result<()> {
         let count = plan.task_count();
-        grow(
-            &mut self.streams,
-            rknpu,
-            count * STREAM_BYTES,
-            Purpose::Data,
-        )?;
-        grow(&mut self.tasks, rknpu, count * TASK_BYTES, Purpose::Tasks)?;
+        (self.streams).reserve(driver, count * STREAM_BYTES, Purpose::Data)?;
+        (self.own).reserve(driver, driver.own_bytes(count), Purpose::Jobs)?;
         if plan.is_in_place() {
             return Ok(());
         }
-        let bytes = start_of_c(plan) + plan.cube_bytes()[1];
-        grow(&mut self.cubes, rknpu, bytes, Purpose::Data)
+        let [a_bytes, c_bytes] = plan.cube_bytes();
+        (self.cubes_of_a).reserve(driver, a_bytes, Purpose::Data)?;
+        (self.cubes_of_c).reserve(driver, c_bytes, Purpose::Data)
     }
 
     /// Computes C from A and B, for which [`Self::reserve`] was called.
@@ -98,71 +114,65 @@ impl Core {
     /// - Nothing uses C, or writes A and B, during the call.
     pub(super) unsafe fn run(
         &mut self,
-        rknpu: &Rknpu,
+        driver: &dyn Driver,
         plan: &Plan,
         [a, b, c]: [&Region; 3],
     ) -> io::Result<()> {
+        let count = plan.task_count();
+        let streams = self.streams.get(count * STREAM_BYTES);
+        let own = self.own.get(driver.own_bytes(count));
         if plan.is_in_place() {
-            self.write(plan, [a.address(), b.address(), c.address()])?;
-            return self.submit(rknpu, plan);
+            let addresses = [a.address(), b.address(), c.address()];
+            write(streams, plan, addresses, driver.chain())?;
+            let job = Job {
+                core: self.number,
+                streams,
+                count,
+                inputs: [a.object(), b.object()],
+                result: c.object(),
+            };
+            return driver.run(own, &job);
         }
         let [a_bytes, _, c_bytes] = plan.native_bytes();
-        let [a_cubes, c_cubes] = plan.cube_bytes();
-        let c_start = start_of_c(plan);
-        let cubes = reserved(&mut self.cubes);
-        let address = cubes.address();
+        let [a_cube_bytes, c_cube_bytes] = plan.cube_bytes();
+        let cubes_of_a = self.cubes_of_a.get(a_cube_bytes);
+        let cubes_of_c = self.cubes_of_c.get(c_cube_bytes);
         // SAFETY: nothing writes A by the caller's promise.
         let native = unsafe { a.read(a_bytes) };
-        plan.fill_cubes(native, &mut cubes.bytes_mut()[..a_cubes]);
-        cubes.sync(0..a_cubes, Direction::ToDevice)?;
-        // PANIC: an object's addresses have 32 bits.
-        let c_address = address + u32::try_from(c_start).expect("a place inside");
-        self.write(plan, [address, b.address(), c_address])?;
-        self.submit(rknpu, plan)?;
-        let cubes = reserved(&mut self.cubes);
-        cubes.sync(c_start..c_start + c_cubes, Direction::FromDevice)?;
+        plan.fill_cubes(native, &mut cubes_of_a.bytes_mut()[..a_cube_bytes]);
+        cubes_of_a.sync(0..a_cube_bytes, Direction::ToDevice)?;
+        let addresses = [cubes_of_a.address(), b.address(), cubes_of_c.address()];
+        write(streams, plan, addresses, driver.chain())?;
+        let job = Job {
+            core: self.number,
+            streams,
+            count,
+            inputs: [cubes_of_a, b.object()],
+            result: cubes_of_c,
+        };
+        driver.run(own, &job)?;
+        cubes_of_c.sync(0..c_cube_bytes, Direction::FromDevice)?;
         // SAFETY: nothing else uses C by the caller's promise.
         let native = unsafe { c.write(c_bytes) };
-        plan.empty_cubes(&cubes.bytes_mut()[c_start..][..c_cubes], native);
+        plan.empty_cubes(&cubes_of_c.bytes_mut()[..c_cube_bytes], native);
         // The caller syncs C from the device, which must have what the CPU has written.
         c.sync(c_bytes, Direction::ToDevice)
     }
+}
 
-    /// Writes the streams, each with the address of the next one, and the list of tasks.
-    fn write(&mut self, plan: &Plan, addresses: [u32; 3]) -> io::Result<()> {
-        let streams = reserved(&mut self.streams);
-        let first = streams.address();
-        // PANIC: an object's addresses have 32 bits.
-        let address =
-            |index: usize| first + u32::try_from(index * STREAM_BYTES).expect("a place inside");
-        let count = plan.task_count();
-        let places = streams.bytes_mut().chunks_exact_mut(STREAM_BYTES);
-        let list = reserved(&mut self.tasks).bytes_mut();
-        let entries = list.chunks_exact_mut(TASK_BYTES);
-        let mut words = Vec::with_capacity(STREAM_WORDS);
-        for (index, ((task, place), entry)) in
-            plan.tasks(addresses).zip(places).zip(entries).enumerate()
-        {
-            let is_last = (index + 1) % TASKS_OF_A_JOB == 0 || index + 1 == count;
-            words.clear();
-            task.stream((!is_last).then(|| address(index + 1)), &mut words)
-                .map_err(io::Error::other)?;
-            for (place, word) in place.as_chunks_mut::<8>().0.iter_mut().zip(&words) {
-                *place = word.to_le_bytes();
-            }
-            entry.copy_from_slice(&rknpu::task(address(index), BODY));
+/// Writes the streams of a run. Each names the next one, but for the last of `chain`.
+fn write(streams: &mut Object, plan: &Plan, addresses: [u32; 3], chain: usize) -> io::Result<()> {
+    let count = plan.task_count();
+    let mut words = Vec::with_capacity(STREAM_WORDS);
+    for (index, task) in plan.tasks(addresses).enumerate() {
+        let is_last = (index + 1) % chain == 0 || index + 1 == count;
+        let next = (!is_last).then(|| stream_address(streams, index + 1));
+        words.clear();
+        task.stream(next, &mut words).map_err(io::Error::other)?;
+        let place = &mut streams.bytes_mut()[index * STREAM_BYTES..][..STREAM_BYTES];
+        for (place, word) in place.as_chunks_mut::<8>().0.iter_mut().zip(&words) {
+            *place = word.to_le_bytes();
         }
-        // The kernel reads the list itself, so only the streams are synced.
-        reserved(&mut self.streams).sync(0..count * STREAM_BYTES, Direction::ToDevice)
     }
-
-    fn submit(&self, rknpu: &Rknpu, plan: &Plan) -> io::Result<()> {
-        // PANIC: as in `reserved`.
-        let tasks = self.tasks.as_ref().expect("a reserved object");
-        let count = plan.task_count();
-        (0..count).step_by(TASKS_OF_A_JOB).try_for_each(|first| {
-            let number = TASKS_OF_A_JOB.min(count - first);
-            rknpu.submit(self.number, tasks, first, number)
-        })
-    }
+    streams.sync(0..count * STREAM_BYTES, Direction::ToDevice)
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use sim_common::lock;
 
-use super::rknpu::{Direction, Object, Purpose, Rknpu};
+use super::driver::{Direction, Driver, Object, Purpose};
 use crate::ffi::{MemSync, TensorMem, code, mem_flags};
 
 /// A part of an object.
@@ -27,9 +27,13 @@ impl Region {
         self.range.len()
     }
 
+    pub(super) fn object(&self) -> &Object {
+        &self.object
+    }
+
     /// Returns the device's address of the first byte.
     pub(super) fn address(&self) -> u32 {
-        // PANIC: an object's last byte has an address of 32 bits (`Rknpu::create`).
+        // PANIC: an object's last byte has an address of 32 bits (`Object::finish`).
         self.object.address() + u32::try_from(self.range.start).expect("a place inside")
     }
 
@@ -75,9 +79,13 @@ pub(super) struct Memories(Mutex<BTreeMap<usize, Region>>);
 
 impl Memories {
     /// Implements `rknn_create_mem`.
-    pub(super) fn create(&self, rknpu: &Arc<Rknpu>, bytes: u32) -> Result<*mut TensorMem, c_int> {
+    pub(super) fn create(
+        &self,
+        driver: &Arc<dyn Driver>,
+        bytes: u32,
+    ) -> Result<*mut TensorMem, c_int> {
         // CAST: usize has at least 32 bits.
-        let object = rknpu
+        let object = Arc::clone(driver)
             .create(bytes as usize, Purpose::Data)
             .map_err(|error| {
                 log::warn!("the NPU's driver has no {bytes} bytes: {error}");
@@ -99,7 +107,8 @@ impl Memories {
         Ok(self.insert(memory, region))
     }
 
-    /// Implements `rknn_create_mem_from_fd`, for descriptors of [`Self::create`].
+    /// Implements `rknn_create_mem_from_fd`, for descriptors and addresses of [`Self::create`]. Memory of a driver without
+    /// dma-bufs has the descriptor -1.
     pub(super) fn view(
         &self,
         descriptor: i32,
@@ -109,15 +118,20 @@ impl Memories {
     ) -> Result<*mut TensorMem, c_int> {
         let object = lock(&self.0)
             .values()
-            .find(|region| region.object.descriptor() == descriptor)
+            .find(|region| {
+                let object = &region.object;
+                object.descriptor() == descriptor && object.start() == start.cast()
+            })
             .map(|region| Arc::clone(&region.object));
         let place = usize::try_from(offset).unwrap_or(usize::MAX);
         let end = place.checked_add(bytes as usize);
         let (Some(object), Some(end)) = (object, end) else {
-            log::error!("rknn_create_mem_from_fd: {descriptor} is no memory of the NPU's driver");
+            log::error!(
+                "rknn_create_mem_from_fd: {descriptor} at {start:p} is no memory of the NPU's driver"
+            );
             return Err(code::PARAM_INVALID);
         };
-        if end > object.size() || start != object.start().cast() {
+        if end > object.size() {
             log::error!("rknn_create_mem_from_fd: {bytes} bytes at {offset} are not inside");
             return Err(code::PARAM_INVALID);
         }

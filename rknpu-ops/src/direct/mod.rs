@@ -1,5 +1,5 @@
-//! Rockchip's kernel driver without Rockchip's library: the table of functions ([`Api`]) that librknnrt fills, over our
-//! own command streams.
+//! An RK3588's NPU without Rockchip's library: the table of functions ([`Api`]) that librknnrt fills, over our own command
+//! streams and a kernel's driver.
 //!
 //! ```text
 //! host code --- ffi::Api ---> api.rs        C functions: look up, check pointers, catch panics
@@ -7,43 +7,52 @@
 //!                              +-> memory.rs    allocations and views, by the pointers that the caller has
 //!                              +-> core.rs      the streams of a run, and the cubes that it copies
 //!                              |    +-> crate::stream
-//!                              +-> rknpu.rs     the driver's calls: memory objects, syncs, jobs
-//!                                   +-> node.rs     ioctl and mmap on its node
+//!                              +-> driver.rs    what both drivers offer: memory objects, syncs, jobs
+//!                                   +-> rknpu.rs    Rockchip's
+//!                                   +-> rocket.rs   Linux's
+//!                                        +-> node.rs   ioctl and mmap on a node
 //! ```
 //!
 //! Differences from the library that callers may rely on:
 //! - operands are native; other layouts, dynamic shapes and scales are refused with a log line;
 //! - any M and any N that is a multiple of a group of kernels, but K only as far as one pass goes ([`crate::stream`]);
 //! - `mem_sync` of a view syncs the view;
-//! - there is one address space of 4 GiB, domain 0;
+//! - an address space has 4 GiB. `rknpu` has one, domain 0; with `rocket` each domain is a file of its own;
 //! - memory that a run needs is allocated when its operands are bound, never during a run;
-//! - contexts have no objects in the kernel.
+//! - contexts have no objects in the kernel;
+//! - with `rocket` a core mask is not followed: the jobs of an address space run one after another, on cores that the
+//!   driver picks.
 //!
-//! Which kernels: RK3588, the driver `rknpu` 0.9.6 or newer as a DRM node. Linux's own driver `rocket` is not one of them.
+//! Which kernels: RK3588, the driver `rknpu` 0.9.6 or newer as a DRM node, or `rocket` of Linux 6.18 or newer.
 //!
-//! No board has run this. It runs over the emulated driver and NPU of `tests/vendor/rockchip`, which also serve the
+//! No board has run this. It runs over the emulated drivers and NPU of `tests/vendor/rockchip`, which also serve the
 //! vendor's library.
 
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use sim_common::StartError;
 pub use sim_common::slot::SLOTS;
 use sim_common::slot::Slots;
+use sim_common::{StartError, lock};
 
 use crate::ffi::Api;
 
 mod api;
+mod argument;
 mod context;
 mod core;
+mod driver;
 mod memory;
 pub mod node;
 mod rknpu;
+mod rocket;
 
 use self::core::Core;
+use self::driver::Driver;
 use self::memory::Memories;
-use self::node::Node;
+use self::node::{Kernel, Node};
 use self::rknpu::Rknpu;
+use self::rocket::Rocket;
 
 /// The library's version in the answer to [`ffi::QUERY_SDK_VERSION`](crate::ffi::QUERY_SDK_VERSION).
 pub const VERSION: &str = concat!("streams-", env!("CARGO_PKG_VERSION"));
@@ -51,19 +60,62 @@ pub const VERSION: &str = concat!("streams-", env!("CARGO_PKG_VERSION"));
 /// Cores of an RK3588.
 const CORES: usize = 3;
 
+/// Address spaces that are opened at most where each is a file.
+// SOURCE: an RK3588's 32 GB of memory; each takes 4 GiB.
+const SPACES: usize = 8;
+
 /// An NPU that is driven directly. Dropping it frees its slot. Contexts that exist by then work until they are
 /// destroyed.
 #[derive(Debug)]
 pub struct Machine {
     slot: usize,
+    spaces: usize,
 }
 
 /// State that contexts and functions of one machine share.
 #[derive(Debug)]
 struct Shared {
-    rknpu: Arc<Rknpu>,
     memories: Memories,
+    /// Those that are open, from the first.
+    spaces: Mutex<Vec<Arc<Space>>>,
+    /// The most of them.
+    limit: usize,
+}
+
+/// An address space of the device, with what its runs use on each core.
+#[derive(Debug)]
+struct Space {
+    driver: Arc<dyn Driver>,
     cores: [Mutex<Core>; CORES],
+}
+
+impl Space {
+    fn new(driver: Arc<dyn Driver>) -> Arc<Self> {
+        Arc::new(Self {
+            driver,
+            cores: std::array::from_fn(|core| Mutex::new(Core::new(core))),
+        })
+    }
+}
+
+impl Shared {
+    /// Returns an address space, opened with those before it if it is not open.
+    ///
+    /// # Errors
+    /// `NotFound` for one beyond the last, or the driver's.
+    fn space(&self, index: i32) -> io::Result<Arc<Space>> {
+        let index = usize::try_from(index).unwrap_or(usize::MAX);
+        if index >= self.limit {
+            let text = format!("there are {}", self.limit);
+            return Err(io::Error::new(io::ErrorKind::NotFound, text));
+        }
+        let mut spaces = lock(&self.spaces);
+        while spaces.len() <= index {
+            let driver = spaces[0].driver.reopen()?;
+            spaces.push(Space::new(driver));
+        }
+        Ok(Arc::clone(&spaces[index]))
+    }
 }
 
 static MACHINES: Slots<Shared> = Slots::new();
@@ -73,15 +125,18 @@ static MACHINES: Slots<Shared> = Slots::new();
 /// # Errors
 /// The driver's, `Unsupported` with what it lacks, or that [`SLOTS`] machines exist.
 pub fn start(node: Box<dyn Node>) -> io::Result<Machine> {
-    let rknpu = Arc::new(Rknpu::open(node)?);
+    let (driver, spaces): (Arc<dyn Driver>, usize) = match node.kernel() {
+        Kernel::Rknpu => (Arc::new(Rknpu::open(node)?), 1),
+        Kernel::Rocket => (Arc::new(Rocket::new(node)), SPACES),
+    };
     let shared = Arc::new(Shared {
         memories: Memories::default(),
-        cores: std::array::from_fn(|core| Mutex::new(Core::new(core))),
-        rknpu,
+        spaces: Mutex::new(vec![Space::new(driver)]),
+        limit: spaces,
     });
     let slot = (MACHINES.take(&shared))
         .map_err(|error: StartError| io::Error::other(error.to_string()))?;
-    Ok(Machine { slot })
+    Ok(Machine { slot, spaces })
 }
 
 impl Machine {
@@ -89,6 +144,12 @@ impl Machine {
     #[must_use]
     pub fn api(&self) -> Api {
         api::of_slot(self.slot)
+    }
+
+    /// Returns the number of its address spaces.
+    #[must_use]
+    pub fn spaces(&self) -> usize {
+        self.spaces
     }
 }
 

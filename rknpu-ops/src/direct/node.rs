@@ -1,5 +1,5 @@
 //! The node of a kernel driver: its calls, without their meaning.
-#![expect(unsafe_code, reason = "ioctl is a system call with a pointer")]
+#![expect(unsafe_code, reason = "system calls with pointers")]
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -7,17 +7,79 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
 
+/// A kernel's driver for the NPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Rockchip's own.
+    Rknpu,
+    /// Linux's.
+    Rocket,
+}
+
+impl Kernel {
+    /// All of them, in the order in which they are looked for.
+    pub const ALL: [Self; 2] = [Self::Rknpu, Self::Rocket];
+
+    /// Returns its name in DRM.
+    // SOURCE: drivers/rknpu/rknpu_drv.c of Rockchip's kernel; drivers/accel/rocket/rocket_drv.c of Linux 6.18.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rknpu => "rknpu",
+            Self::Rocket => "rocket",
+        }
+    }
+}
+
+/// A field of 64 bits that gets the address of a byte of the same buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Link {
+    /// The field's first byte.
+    pub field: usize,
+    /// The byte whose address it gets.
+    pub target: usize,
+}
+
+impl Link {
+    /// Writes the address.
+    ///
+    /// # Panics
+    /// If the field or its target is not inside of `bytes`.
+    pub fn write(self, bytes: &mut [u8]) {
+        let address = bytes[self.target..].as_mut_ptr().expose_provenance() as u64;
+        bytes[self.field..][..8].copy_from_slice(&address.to_ne_bytes());
+    }
+}
+
 /// An open node.
 pub trait Node: Debug + Send + Sync {
+    /// Returns the driver behind it.
+    fn kernel(&self) -> Kernel;
+
+    /// Opens it once more.
+    ///
+    /// # Errors
+    /// The system's error.
+    fn reopen(&self) -> io::Result<Box<dyn Node>>;
+
     /// Calls the function `number` with its struct, which has as many bytes as the number says and holds no addresses
     /// of this process.
     ///
     /// # Errors
     /// The driver's error.
     fn ioctl(&self, number: u32, argument: &mut [u8]) -> io::Result<()>;
+
+    /// As [`Self::ioctl`], for a struct that holds the addresses of others: the struct is the first bytes of `bytes`, and
+    /// `links` are all of its addresses and of theirs. What they lead to, with the lengths that the structs give, is
+    /// inside of `bytes`.
+    ///
+    /// # Errors
+    /// The driver's error.
+    fn ioctl_linked(&self, number: u32, bytes: &mut [u8], links: &[Link]) -> io::Result<()>;
 
     /// Maps an object of the driver, by the offset that the driver gave for it.
     ///
@@ -30,8 +92,9 @@ pub trait Node: Debug + Send + Sync {
 // SOURCE: DRM_IOCTL_VERSION, include/uapi/drm/drm.h of Linux, on machines of 64 bits.
 const DRM_VERSION: u32 = 0xc040_6400;
 
-/// The first of DRM's names for nodes and for nodes without a display, and how many of each are looked for.
-const KINDS: [(&str, usize); 2] = [("renderD", 128), ("card", 0)];
+/// DRM's names for nodes without a display, for nodes, and for those of accelerators, the number of the first, and how
+/// many of each are looked for.
+const KINDS: [(&str, usize); 3] = [("dri/renderD", 128), ("dri/card", 0), ("accel/accel", 0)];
 const NODES_OF_A_KIND: usize = 16;
 
 /// A node of this machine.
@@ -39,22 +102,26 @@ const NODES_OF_A_KIND: usize = 16;
 pub struct DeviceNode {
     file: File,
     path: PathBuf,
+    kernel: Kernel,
 }
 
 impl DeviceNode {
-    /// Opens the first node of a DRM driver with this name, whatever the node's number is.
+    /// Opens the first node of a driver, whatever the node's number is.
     ///
     /// # Errors
-    /// `NotFound` if no node has it, or the first error of a node that could not be opened.
-    pub fn find(driver: &str) -> io::Result<Self> {
+    /// `NotFound` if no node has one, or the first error of a node that could not be opened.
+    pub fn find() -> io::Result<Self> {
         let mut refused = None;
         for (kind, first) in KINDS {
             for number in first..first + NODES_OF_A_KIND {
-                let path = PathBuf::from(format!("/dev/dri/{kind}{number}"));
-                let named = |node: Self| Ok((node.driver()?, node));
-                match Self::open(&path).and_then(named) {
-                    Ok((name, node)) if name == driver => return Ok(node),
-                    Ok(_) => {}
+                let path = PathBuf::from(format!("/dev/{kind}{number}"));
+                let named = |file| Ok((driver(&file)?, file));
+                match open(&path).and_then(named) {
+                    Ok((name, file)) => {
+                        if let Some(kernel) = Kernel::ALL.into_iter().find(|it| it.name() == name) {
+                            return Ok(Self { file, path, kernel });
+                        }
+                    }
                     Err(error) if error.kind() == ErrorKind::NotFound => {}
                     Err(error) => {
                         let text = format!("{}: {error}", path.display());
@@ -64,21 +131,11 @@ impl DeviceNode {
             }
         }
         Err(refused.unwrap_or_else(|| {
-            let text = format!("no node in /dev/dri has the driver {driver}");
+            let [first, second] = Kernel::ALL.map(Kernel::name);
+            let text =
+                format!("no node in /dev/dri or /dev/accel has the driver {first} or {second}");
             io::Error::new(ErrorKind::NotFound, text)
         }))
-    }
-
-    fn open(path: &Path) -> io::Result<Self> {
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
-            .open(path)?;
-        Ok(Self {
-            file,
-            path: path.into(),
-        })
     }
 
     /// Returns the node's path.
@@ -86,34 +143,45 @@ impl DeviceNode {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
 
-    /// Returns the driver's name; an empty one for a file that is no DRM node.
-    fn driver(&self) -> io::Result<String> {
-        let mut name = [0u8; 32];
-        // Three numbers and a pad of 32 bits; then length and address of name, date and description.
-        let mut version = [0u64; 8];
-        version[2] = name.len() as u64;
-        version[3] = name.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: the struct of this function, which is alive, as is the place for the name that it gives with its length.
-        match unsafe { call(&self.file, DRM_VERSION, version.as_mut_ptr().cast()) } {
-            Ok(()) => {}
-            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => return Ok(String::new()),
-            Err(error) => return Err(error),
-        }
-        // The driver gives the whole length, and fills what there is room for.
-        let bytes = usize::try_from(version[2]).unwrap_or(0).min(name.len());
-        Ok(String::from_utf8_lossy(&name[..bytes]).into_owned())
-    }
+/// Returns the bytes of the struct of a function.
+// SOURCE: _IOC of asm-generic/ioctl.h: 14 bits of size from bit 16 on.
+fn struct_bytes(number: u32) -> usize {
+    // CAST: usize has at least 32 bits.
+    (number >> 16 & 0x3fff) as usize
 }
 
 impl Node for DeviceNode {
+    fn kernel(&self) -> Kernel {
+        self.kernel
+    }
+
+    fn reopen(&self) -> io::Result<Box<dyn Node>> {
+        Ok(Box::new(Self {
+            file: open(&self.path)?,
+            path: self.path.clone(),
+            kernel: self.kernel,
+        }))
+    }
+
     fn ioctl(&self, number: u32, argument: &mut [u8]) -> io::Result<()> {
-        // SOURCE: _IOC of asm-generic/ioctl.h: 14 bits of size from bit 16 on.
-        let bytes = (number >> 16 & 0x3fff) as usize;
+        let bytes = struct_bytes(number);
         assert_eq!(argument.len(), bytes, "the struct of ioctl {number:#x}");
         // SAFETY: the function accesses as many bytes as its number says, which `argument` has, and they hold no
         // addresses by the trait's contract.
         unsafe { call(&self.file, number, argument.as_mut_ptr()) }
+    }
+
+    fn ioctl_linked(&self, number: u32, bytes: &mut [u8], links: &[Link]) -> io::Result<()> {
+        let least = struct_bytes(number);
+        assert!(bytes.len() >= least, "the struct of ioctl {number:#x}");
+        for link in links {
+            link.write(bytes);
+        }
+        // SAFETY: the function accesses as many bytes as its number says, which `bytes` has, and what their addresses
+        // lead to, which is inside of `bytes` by the trait's contract.
+        unsafe { call(&self.file, number, bytes.as_mut_ptr()) }
     }
 
     fn map(&self, offset: u64, bytes: usize) -> io::Result<MmapRaw> {
@@ -122,6 +190,49 @@ impl Node for DeviceNode {
             .len(bytes)
             .map_raw(&self.file)
     }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)
+}
+
+/// Returns the driver's name; an empty one for a file that is no DRM node.
+fn driver(file: &File) -> io::Result<String> {
+    let mut name = [0u8; 32];
+    // Three numbers and a pad of 32 bits; then length and address of name, date and description.
+    let mut version = [0u64; 8];
+    version[2] = name.len() as u64;
+    version[3] = name.as_mut_ptr().expose_provenance() as u64;
+    // SAFETY: the struct of this function, which is alive, as is the place for the name that it gives with its length.
+    match unsafe { call(file, DRM_VERSION, version.as_mut_ptr().cast()) } {
+        Ok(()) => {}
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => return Ok(String::new()),
+        Err(error) => return Err(error),
+    }
+    // The driver gives the whole length, and fills what there is room for.
+    let bytes = usize::try_from(version[2]).unwrap_or(0).min(name.len());
+    Ok(String::from_utf8_lossy(&name[..bytes]).into_owned())
+}
+
+/// Returns the time of the clock that drivers' deadlines are of.
+///
+/// # Errors
+/// The system's error.
+pub(super) fn monotonic() -> io::Result<Duration> {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the place is this function's own.
+    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let seconds = Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0));
+    Ok(seconds + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0)))
 }
 
 /// Calls a function, again if a signal interrupted it.

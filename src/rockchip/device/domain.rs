@@ -1,7 +1,7 @@
 //! I/O address spaces: weights fill them one after another.
 //!
 //! An address of the NPU has 32 bits, but one space is used for 2 GiB, the cap of rk-llama.cpp, and the driver offers 16.
-//! Without librknnrt there is one, of 4 GiB.
+//! Without librknnrt a space has 4 GiB: the vendor's kernel has one, and Linux's one for each open file.
 //! Only one is attached at a time, and a switch waits for all cores: so a space is filled before
 //! the next one is begun, and llama.cpp allocates buffers layer by layer, which keeps the weights
 //! of a layer together.
@@ -59,7 +59,7 @@ impl Domains {
             rknn: Arc::clone(rknn),
             begun: Mutex::new(vec![first]),
             limit: AtomicUsize::new(caps::IO_DOMAINS),
-            weight_bytes: if rknn.is_direct() {
+            weight_bytes: if rknn.direct_spaces().is_some() {
                 caps::DIRECT_WEIGHT_BYTES
             } else {
                 caps::DOMAIN_WEIGHT_BYTES

@@ -43,7 +43,7 @@ const LINES: [(&str, &[&str]); 11] = [
         &["phone.md"],
     ),
     (
-        "the NPU is driven by mainline's rocket (…), whose interface is another one; install the vendor's driver rknpu, as a DKMS module or with the vendor's kernel",
+        "the NPU is driven by mainline's rocket (…), which librknnrt does not know; GGML_RUST_NPU_RKNN=direct on an RK3588, or the vendor's driver rknpu, as a DKMS module or with the vendor's kernel",
         &["rockchip.md"],
     ),
     (
@@ -166,8 +166,8 @@ impl Machine<'_> {
             (true, false, Some(entry)) => {
                 let node = Path::new("/dev/accel").join(entry.file_name().unwrap_or_default());
                 lines.push(format!(
-                    "the NPU is driven by mainline's rocket ({}), whose interface is another one; install the vendor's \
-                     driver rknpu, as a DKMS module or with the vendor's kernel",
+                    "the NPU is driven by mainline's rocket ({}), which librknnrt does not know; GGML_RUST_NPU_RKNN=direct \
+                     on an RK3588, or the vendor's driver rknpu, as a DKMS module or with the vendor's kernel",
                     node.display()
                 ));
             }

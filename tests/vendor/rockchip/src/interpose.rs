@@ -1,5 +1,5 @@
-//! Functions of the C library that the vendor's library finds here first: those that access
-//! `/dev/dri`.
+//! Functions of the C library that programs find here first: those that access `/dev/dri`, or `/dev/accel` where
+//! `RKNN_LOOP_KERNEL=rocket` is set.
 //!
 //! Each passes other files on by a plain system call. `open` and `ioctl` have variable arguments in
 //! C; whole numbers among these are passed like named ones on aarch64 and x86-64 Linux.
@@ -8,33 +8,95 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::{LazyLock, PoisonError, RwLock};
 
-use crate::kernel::{Argument, DMA_BUF_TYPE, DRM_TYPE, Kernel, Reply, Request, Text};
+use crate::kernel::{
+    Argument, DMA_BUF_TYPE, DRM_TYPE, Errno, Kernel, Reply, Request, Rocket, Text,
+};
 
-/// The folder of the nodes, and the driver's node in it.
-const FOLDER: &[u8] = b"/dev/dri";
-const NODE: &[u8] = b"/dev/dri/card0";
+/// The folder of the drivers' nodes.
+const DRI: &[u8] = b"/dev/dri";
+const ACCEL: &[u8] = b"/dev/accel";
 
 /// The major number of DRM nodes.
 // SOURCE: Documentation/admin-guide/devices.txt of Linux, 226 char.
 const DRM_MAJOR: u32 = 226;
 
+/// The driver that programs see.
+#[derive(Debug)]
+enum Emulated {
+    Rknpu(Kernel),
+    Rocket(Rocket),
+}
+
 /// librknnrt has its own ideas of what boards compute, and syncs as it likes: only programs that set `RKNN_LOOP_STRICT`
 /// are held to the rules of [`Kernel::strict`].
-static KERNEL: LazyLock<Kernel> = LazyLock::new(|| {
-    if std::env::var_os("RKNN_LOOP_STRICT").is_some() {
-        Kernel::strict()
+static EMULATED: LazyLock<Emulated> = LazyLock::new(|| {
+    let is_set = |name| std::env::var_os(name);
+    if is_set("RKNN_LOOP_KERNEL").is_some_and(|name| name == "rocket") {
+        Emulated::Rocket(Rocket::default())
+    } else if is_set("RKNN_LOOP_STRICT").is_some() {
+        Emulated::Rknpu(Kernel::strict())
     } else {
-        Kernel::default()
+        Emulated::Rknpu(Kernel::default())
     }
 });
 
-/// Descriptors of the node.
-static OPEN: RwLock<Vec<c_int>> = RwLock::new(Vec::new());
+impl Emulated {
+    /// Returns the folder of its node, and the node.
+    fn places(&self) -> [&'static [u8]; 2] {
+        match self {
+            Self::Rknpu(_) => [DRI, b"/dev/dri/card0"],
+            Self::Rocket(_) => [ACCEL, b"/dev/accel/accel0"],
+        }
+    }
 
-fn is_ours(descriptor: c_int) -> bool {
-    OPEN.read()
-        .unwrap_or_else(PoisonError::into_inner)
-        .contains(&descriptor)
+    /// Opens a file, and returns its number.
+    fn open(&self) -> u32 {
+        match self {
+            Self::Rknpu(_) => 0,
+            Self::Rocket(rocket) => rocket.open(),
+        }
+    }
+
+    fn close(&self, file: u32) {
+        match self {
+            Self::Rknpu(_) => {}
+            Self::Rocket(rocket) => rocket.close(file),
+        }
+    }
+
+    fn map(&self, file: u32, offset: u64) -> Result<c_int, Errno> {
+        match self {
+            Self::Rknpu(kernel) => kernel.map(offset),
+            Self::Rocket(rocket) => rocket.map(file, offset),
+        }
+    }
+
+    /// Answers one ioctl.
+    ///
+    /// # Safety
+    /// - As [`Rocket::ioctl`].
+    unsafe fn ioctl(
+        &self,
+        file: u32,
+        request: Request,
+        argument: &mut Argument,
+    ) -> Result<Reply, Errno> {
+        match self {
+            Self::Rknpu(kernel) => kernel.ioctl(request, argument),
+            // SAFETY: passed on to the caller.
+            Self::Rocket(rocket) => unsafe { rocket.ioctl(file, request, argument) },
+        }
+    }
+}
+
+/// Descriptors of the node, with the files that they are of.
+static OPEN: RwLock<Vec<(c_int, u32)>> = RwLock::new(Vec::new());
+
+/// Returns the file of a descriptor of the node.
+fn file_of(descriptor: c_int) -> Option<u32> {
+    let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
+    open.iter()
+        .find_map(|(number, file)| (*number == descriptor).then_some(*file))
 }
 
 fn fail(errno: i32) -> c_int {
@@ -45,14 +107,15 @@ fn fail(errno: i32) -> c_int {
     -1
 }
 
-/// Returns a path under [`FOLDER`], or the folder itself.
+/// Returns a path under [`DRI`] or [`ACCEL`], or one of these.
 ///
 /// # Safety
 /// `path` is a C string.
-unsafe fn dri_path<'a>(path: *const c_char) -> Option<&'a [u8]> {
+unsafe fn node_path<'a>(path: *const c_char) -> Option<&'a [u8]> {
     // SAFETY: the caller's promise.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    path.starts_with(FOLDER).then_some(path)
+    let is_node = [DRI, ACCEL].iter().any(|folder| path.starts_with(folder));
+    is_node.then_some(path)
 }
 
 /// Opens the node, or any other path.
@@ -66,20 +129,20 @@ unsafe fn open_path(
     mode: libc::mode_t,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    match unsafe { dri_path(path) } {
+    match unsafe { node_path(path) } {
         None => {
             // SAFETY: the caller's arguments, as they came.
             let result = unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode) };
             c_int::try_from(result).unwrap_or(-1)
         }
-        Some(NODE) => {
+        Some(path) if path == EMULATED.places()[1] => {
             // SAFETY: the name ends with a zero.
             let descriptor =
                 unsafe { libc::memfd_create(c"rknpu-node".as_ptr(), libc::MFD_CLOEXEC) };
             if descriptor >= 0 {
                 OPEN.write()
                     .unwrap_or_else(PoisonError::into_inner)
-                    .push(descriptor);
+                    .push((descriptor, EMULATED.open()));
             }
             descriptor
         }
@@ -114,7 +177,10 @@ c_functions! {
     }
 
     fn close(descriptor: c_int) -> c_int {
-        OPEN.write().unwrap_or_else(PoisonError::into_inner).retain(|open| *open != descriptor);
+        if let Some(file) = file_of(descriptor) {
+            OPEN.write().unwrap_or_else(PoisonError::into_inner).retain(|open| open.0 != descriptor);
+            EMULATED.close(file);
+        }
         // SAFETY: the caller's argument, as it came.
         let result = unsafe { libc::syscall(libc::SYS_close, descriptor) };
         c_int::try_from(result).unwrap_or(-1)
@@ -122,8 +188,8 @@ c_functions! {
 
     fn access(path: *const c_char, mode: c_int) -> c_int {
         // SAFETY: passed on to the caller.
-        match unsafe { dri_path(path) } {
-            Some(FOLDER | NODE) => 0,
+        match unsafe { node_path(path) } {
+            Some(path) if EMULATED.places().contains(&path) => 0,
             Some(_) => fail(libc::ENOENT),
             None => {
                 // SAFETY: the caller's arguments, as they came.
@@ -136,14 +202,17 @@ c_functions! {
     // Old programs ask for a file's status by this name.
     fn __xstat(_version: c_int, path: *const c_char, status: *mut libc::stat) -> c_int {
         // SAFETY: passed on to the caller.
-        let Some(path) = (unsafe { dri_path(path) }) else {
+        let Some(path) = (unsafe { node_path(path) }) else {
             // SAFETY: the caller's arguments, as they came.
             return unsafe { libc::stat(path, status) };
         };
-        let kind = match path {
-            FOLDER => libc::S_IFDIR | 0o755,
-            NODE => libc::S_IFCHR | 0o660,
-            _ => return fail(libc::ENOENT),
+        let [folder, node] = EMULATED.places();
+        let kind = if path == folder {
+            libc::S_IFDIR | 0o755
+        } else if path == node {
+            libc::S_IFCHR | 0o660
+        } else {
+            return fail(libc::ENOENT);
         };
         // SAFETY: a status is plain numbers, for which zero is a value.
         let mut filled: libc::stat = unsafe { std::mem::zeroed() };
@@ -157,7 +226,7 @@ c_functions! {
     // libdrm makes nodes that are missing, and changes their owner and mode.
     fn mkdir(path: *const c_char, mode: libc::mode_t) -> c_int {
         // SAFETY: passed on to the caller.
-        if unsafe { dri_path(path) }.is_some() {
+        if unsafe { node_path(path) }.is_some() {
             return 0;
         }
         // SAFETY: the caller's arguments, as they came.
@@ -167,7 +236,7 @@ c_functions! {
 
     fn chown(path: *const c_char, owner: libc::uid_t, group: libc::gid_t) -> c_int {
         // SAFETY: passed on to the caller.
-        if unsafe { dri_path(path) }.is_some() {
+        if unsafe { node_path(path) }.is_some() {
             return 0;
         }
         // SAFETY: the caller's arguments, as they came.
@@ -177,7 +246,7 @@ c_functions! {
 
     fn chmod(path: *const c_char, mode: libc::mode_t) -> c_int {
         // SAFETY: passed on to the caller.
-        if unsafe { dri_path(path) }.is_some() {
+        if unsafe { node_path(path) }.is_some() {
             return 0;
         }
         // SAFETY: the caller's arguments, as they came.
@@ -187,7 +256,7 @@ c_functions! {
 
     fn __xmknod(_version: c_int, path: *const c_char, mode: libc::mode_t, device: *const libc::dev_t) -> c_int {
         // SAFETY: passed on to the caller.
-        if unsafe { dri_path(path) }.is_some() {
+        if unsafe { node_path(path) }.is_some() {
             return 0;
         }
         // SAFETY: the caller's place of a device number.
@@ -217,13 +286,14 @@ c_functions! {
             // The begin and end of an access by the CPU: memory is coherent here.
             return 0;
         }
-        if request.kind != DRM_TYPE || !is_ours(descriptor) {
+        let file = file_of(descriptor).filter(|_| request.kind == DRM_TYPE);
+        let Some(file) = file else {
             // SAFETY: the caller's arguments, as they came.
             let result = unsafe { libc::syscall(libc::SYS_ioctl, descriptor, number, argument) };
             return c_int::try_from(result).unwrap_or(-1);
-        }
-        // SAFETY: the number contains the size of the caller's struct.
-        unsafe { answer(request, argument.cast()) }
+        };
+        // SAFETY: the number contains the size of the caller's struct, which is as the driver's interface says.
+        unsafe { answer(file, request, argument.cast()) }
     }
 }
 
@@ -257,10 +327,10 @@ unsafe fn map(
             usize::try_from(start.cast_unsigned()).unwrap_or(usize::MAX),
         )
     };
-    if !is_ours(descriptor) {
+    let Some(file) = file_of(descriptor) else {
         return system(descriptor, offset);
-    }
-    match KERNEL.map(offset.cast_unsigned()) {
+    };
+    match EMULATED.map(file, offset.cast_unsigned()) {
         Ok(object) => {
             let start = system(object, 0);
             // SAFETY: the descriptor was made for this call.
@@ -277,13 +347,14 @@ unsafe fn map(
 /// Copies a struct in, has the driver answer, and copies it out.
 ///
 /// # Safety
-/// `place` has `request.bytes` bytes.
-unsafe fn answer(request: Request, place: *mut u8) -> c_int {
+/// `place` has `request.bytes` bytes, and the addresses there are what the driver's interface says.
+unsafe fn answer(file: u32, request: Request, place: *mut u8) -> c_int {
     let mut argument = Argument([0; 128]);
     let bytes = request.bytes.min(argument.0.len());
     // SAFETY: both have at least this many bytes.
     unsafe { place.copy_to_nonoverlapping(argument.0.as_mut_ptr(), bytes) };
-    match KERNEL.ioctl(request, &mut argument) {
+    // SAFETY: passed on to the caller.
+    match unsafe { EMULATED.ioctl(file, request, &mut argument) } {
         Ok(reply) => {
             // SAFETY: both have at least this many bytes.
             unsafe { place.copy_from_nonoverlapping(argument.0.as_ptr(), bytes) };

@@ -8,14 +8,14 @@
 //!    |
 //! librknnrt 1.5.2  the vendor's binary: checks shapes, cuts products into tasks, writes command streams
 //!    |             open, mmap and ioctl come here, because this library is in LD_PRELOAD
-//! [interpose]      the node /dev/dri/card0
+//! [interpose]      the node /dev/dri/card0, or with RKNN_LOOP_KERNEL=rocket /dev/accel/accel0
 //! [kernel]         memory objects (memfd), their 32-bit device addresses, submitted jobs
 //!    |
 //! [device]         executes the command streams; refuses a register that it does not know
 //! ```
 //!
 //! The same driver and NPU are below `rknpu_ops::direct`, which needs no librknnrt: natively, in the tests of `direct`
-//! here, and for whole programs with `RKNN_LOOP_STRICT` set.
+//! here, and for whole programs with `RKNN_LOOP_STRICT` set. With `RKNN_LOOP_KERNEL=rocket` the driver is Linux's.
 //!
 //! Nothing of the vendor's is in this folder. The device is written from public register descriptions, so a mistake in
 //! both those and the library would not be seen here.

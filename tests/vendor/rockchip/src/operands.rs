@@ -51,8 +51,18 @@ impl Operands {
     /// # Errors
     /// That of the first call that fails.
     pub fn try_of_library(&self, rknn: &Arc<Rknn>) -> Result<Vec<u8>> {
+        self.try_in_space(rknn, 0)
+    }
+
+    /// As [`Self::try_of_library`], in an address space.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_in_space(&self, rknn: &Arc<Rknn>, space: i32) -> Result<Vec<u8>> {
         let [m, k, n] = self.shape.map(|size| i32::try_from(size).unwrap());
-        let context = || Context::new(rknn, MatmulInfo::native(self.matmul_type, m, k, n), None);
+        let mut info = MatmulInfo::native(self.matmul_type, m, k, n);
+        info.iommu_domain_id = space;
+        let context = || Context::new(rknn, info, None);
         let anchor = Arc::new(context()?);
         let memory = |bytes: &[u8]| {
             let mut memory = Memory::new(&anchor, bytes.len())?;

@@ -32,7 +32,7 @@ pub const HARDWARE_VERSION: u32 = 0x4649_5245;
 
 /// Words that end each stream, which a task's length does not count.
 // SOURCE: RKNPU_PC_DATA_EXTRA_AMOUNT, drivers/rknpu/include/rknpu_ioctl.h of Rockchip's kernel.
-const TAIL_WORDS: u32 = 4;
+pub const TAIL_WORDS: u32 = 4;
 
 /// Memory by its device address.
 pub trait Memory {

@@ -21,7 +21,7 @@ use crate::device::{Error, Memory};
 
 const PAGE: u64 = 4096;
 
-/// The lowest device address that is assigned: 0 stays free, so that a forgotten address is
+/// The lowest device address that `rknpu` assigns: 0 stays free, so that a forgotten address is
 /// noticed.
 const FIRST_ADDRESS: u64 = 1 << 20;
 
@@ -214,12 +214,23 @@ pub struct Addresses(BTreeMap<u64, Weak<Object>>);
 impl Addresses {
     /// Makes an object at the first free range.
     pub fn create(&mut self, bytes: u64, flags: u32, caches: Caches) -> Result<Arc<Object>, Errno> {
+        self.create_from(FIRST_ADDRESS, bytes, flags, caches)
+    }
+
+    /// Makes an object at the first free range from an address on.
+    pub fn create_from(
+        &mut self,
+        first: u64,
+        bytes: u64,
+        flags: u32,
+        caches: Caches,
+    ) -> Result<Arc<Object>, Errno> {
         self.0.retain(|_, object| object.strong_count() > 0);
         let bytes = bytes
             .max(1)
             .checked_next_multiple_of(PAGE)
             .ok_or(libc::ENOMEM)?;
-        let mut address = FIRST_ADDRESS;
+        let mut address = first;
         for object in self.0.values().filter_map(Weak::upgrade) {
             if object.address - address >= bytes {
                 break;

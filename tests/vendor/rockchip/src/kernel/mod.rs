@@ -4,10 +4,13 @@
 //! through a memory object, and a core runs one job at a time. It does not keep: I/O address spaces
 //! beyond the first, timeouts, and objects that outlive their handle because a descriptor is open.
 //!
+//! [`Rocket`] is Linux's driver for the same NPU.
+//!
 //! [`Kernel::strict`] also has caches, and a device that computes only what boards are known to compute.
 
 mod ioctl;
 mod memory;
+mod rocket;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +23,9 @@ use self::ioctl::{
 };
 pub use self::ioctl::{DMA_BUF_TYPE, DRM_TYPE, Request};
 use self::memory::{Addresses, Caches, Object, flag};
+#[cfg(test)]
+pub use self::rocket::Mishap;
+pub use self::rocket::Rocket;
 use crate::device::{self, Computes, Program};
 
 /// Number of an error, as in errno.h.

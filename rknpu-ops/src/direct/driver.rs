@@ -1,0 +1,209 @@
+//! The kernel's drivers as one: memory objects that CPU and NPU reach, and jobs.
+#![expect(unsafe_code, reason = "mapped memory")]
+
+use std::fmt::Debug;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use memmap2::MmapRaw;
+
+/// Bytes of a page.
+const PAGE_BYTES: usize = 4096;
+
+/// For what an object is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Operands, results and streams.
+    Data,
+    /// What the driver itself needs for the jobs of a core.
+    Jobs,
+}
+
+/// Direction of a sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Makes the CPU's writes visible to the device.
+    ToDevice,
+    /// Makes the device's writes visible to the CPU.
+    FromDevice,
+}
+
+/// The tasks of a run.
+#[derive(Debug)]
+pub struct Job<'a> {
+    /// The core to use, if the driver lets callers choose.
+    pub core: usize,
+    /// Their streams, one after another.
+    pub streams: &'a Object,
+    /// Their number.
+    pub count: usize,
+    /// Objects that they read, besides the streams.
+    pub inputs: [&'a Object; 2],
+    /// The object that they write.
+    pub result: &'a Object,
+}
+
+/// An open file of a kernel's driver, which has one address space of the device.
+pub trait Driver: Debug + Send + Sync {
+    /// Returns the driver's version, as users see it: such as `0.9.8`, or `rocket`.
+    fn version_text(&self) -> String;
+
+    /// Returns the most tasks of which each stream names the next one. The last one of them names none.
+    fn chain(&self) -> usize;
+
+    /// Opens the driver once more, for another address space.
+    ///
+    /// # Errors
+    /// `Unsupported` if all files have the same one.
+    fn reopen(&self) -> io::Result<Arc<dyn Driver>>;
+
+    /// Makes an object of zeros, which both sides see.
+    ///
+    /// # Errors
+    /// The driver's, or `OutOfMemory` if the device cannot address it.
+    fn create(self: Arc<Self>, bytes: usize, purpose: Purpose) -> io::Result<Object>;
+
+    /// Syncs a range of bytes of an object, or more of it.
+    ///
+    /// # Errors
+    /// The driver's, such as `EINVAL` for a range that is not inside.
+    fn sync(&self, object: &Object, range: Range<usize>, direction: Direction) -> io::Result<()>;
+
+    /// Frees an object.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn destroy(&self, object: &Object) -> io::Result<()>;
+
+    /// Returns the bytes of the object that [`Self::run`] needs for as many tasks.
+    fn own_bytes(&self, tasks: usize) -> usize;
+
+    /// Runs the tasks of a job one after another, and waits for their end.
+    ///
+    /// - `own`: an object for [`Purpose::Jobs`], of at least [`Self::own_bytes`], that no other run uses
+    ///
+    /// # Errors
+    /// The driver's, or that the tasks did not run to their end: `TimedOut` if they took too long.
+    fn run(&self, own: &mut Object, job: &Job) -> io::Result<()>;
+}
+
+/// Memory that CPU and device reach, each through its own cache. It is freed when it is dropped.
+#[derive(Debug)]
+pub struct Object {
+    driver: Arc<dyn Driver>,
+    /// The driver's number for it.
+    pub(super) handle: u32,
+    /// The kernel's own name for it, if the driver asks for that.
+    pub(super) identity: u64,
+    address: u32,
+    map: Option<MmapRaw>,
+    descriptor: Option<OwnedFd>,
+    bytes: usize,
+}
+
+/// Returns the bytes of the whole pages that an object of `bytes` has.
+pub(super) fn page_bytes(bytes: usize) -> usize {
+    bytes.max(1).next_multiple_of(PAGE_BYTES)
+}
+
+impl Object {
+    /// Takes over an object that the driver has made. Dropping it frees it.
+    pub(super) fn adopt(driver: Arc<dyn Driver>, handle: u32, identity: u64, bytes: usize) -> Self {
+        Self {
+            driver,
+            handle,
+            identity,
+            address: 0,
+            map: None,
+            descriptor: None,
+            bytes,
+        }
+    }
+
+    /// Finishes a new object: fills it with zeros, which both sides see then.
+    ///
+    /// # Errors
+    /// `OutOfMemory` if its addresses have more than 32 bits, or the driver's.
+    pub(super) fn finish(
+        mut self,
+        address: u64,
+        map: MmapRaw,
+        descriptor: Option<OwnedFd>,
+    ) -> io::Result<Self> {
+        // Command words have 32 bits for addresses.
+        self.address = u32::try_from(address)
+            .ok()
+            .filter(|_| address + self.bytes as u64 <= 1 << 32)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        self.map = Some(map);
+        self.descriptor = descriptor;
+        self.bytes_mut().fill(0);
+        // A driver may map memory without cleaning what the kernel and the CPU have written.
+        self.sync(0..self.bytes, Direction::ToDevice)?;
+        Ok(self)
+    }
+
+    /// Returns `true` if it is in the address space of `driver`.
+    #[must_use]
+    pub fn is_of(&self, driver: &Arc<dyn Driver>) -> bool {
+        Arc::ptr_eq(&self.driver, driver)
+    }
+
+    /// Returns the device's address of the first byte.
+    #[must_use]
+    pub fn address(&self) -> u32 {
+        self.address
+    }
+
+    /// Returns its bytes: whole pages.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the descriptor of its dma-buf; -1 if the driver has none.
+    #[must_use]
+    pub fn descriptor(&self) -> i32 {
+        self.descriptor.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+
+    /// Returns the CPU's address of the first byte.
+    #[must_use]
+    pub fn start(&self) -> *mut u8 {
+        self.map
+            .as_ref()
+            .map_or(std::ptr::null_mut(), MmapRaw::as_mut_ptr)
+    }
+
+    /// Returns the bytes, for the CPU alone.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping has this many bytes, which the kernel has initialized; `&mut self` is exclusive, and jobs
+        // that write them borrow the object.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes) }
+    }
+
+    /// Syncs a range of bytes, or more of the object.
+    ///
+    /// # Errors
+    /// The driver's, such as `EINVAL` for a range that is not inside.
+    pub fn sync(&self, range: Range<usize>, direction: Direction) -> io::Result<()> {
+        self.driver.sync(self, range, direction)
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // Descriptor and mapping each keep the memory: they go first.
+        self.descriptor = None;
+        self.map = None;
+        if let Err(error) = self.driver.destroy(self) {
+            log::warn!(
+                "the NPU's driver does not free {} bytes: {error}",
+                self.bytes
+            );
+        }
+    }
+}
