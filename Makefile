@@ -13,7 +13,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check packages-check notes newest vendor
+.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check packages-check notes newest vendor direct
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -37,6 +37,7 @@ help:
 	@echo "make optable  docs/results/operations.md from the log of make ops: which upstream cases the Hexagon device computes"
 	@echo "make figures  charts of docs/figures from the tables in the tree, and counted packets into docs/results/cost.md"
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
+	@echo "make direct the tests of an RK3588's device without librknnrt, over two emulated kernel drivers"
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
 	@echo "make fuzz   arbitrary input to each target of fuzz/, for HOURS of CPU time each; 5 minutes if not given"
@@ -140,6 +141,9 @@ dsp:
 # VENDOR=rknn: the same page, and the licence that this accepts in scripts/vendor_rknn.py.
 vendor:
 	@$(PYTHON) scripts/test.py $(if $(filter rknn,$(VENDOR)),rknn-vendor,build all-vendor)
+
+direct:
+	@$(PYTHON) scripts/test.py direct
 
 fuzz:
 	@$(PYTHON) scripts/fuzz.py $(if $(HOURS),--hours $(HOURS))

@@ -23,6 +23,7 @@ import archs
 import build
 import cases
 import debian
+import direct
 import dist
 import fetch
 import project
@@ -507,7 +508,7 @@ STEPS = {
 # Not part of `make test`: too long for it.
 EXTRA_STEPS = {"all-ops": step_all_ops, "thread-ops": step_thread_ops, "archs": step_archs, "long": step_long,
                "quick": step_quick, "stock": step_stock, "release": step_release, "packages": step_packages,
-               "all-vendor": vendor.check_all, "rknn-vendor": vendor_rknn.check}
+               "all-vendor": vendor.check_all, "rknn-vendor": vendor_rknn.check, "direct": direct.check}
 
 # Left out of `make test-all`: what another step has all cases of, and what takes a licence to accept.
 PARTS_OF_OTHERS = ["ops", "vendor", "rknn-vendor", "quick", "packages"]

@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Numbers, PLAIN, Weight, contiguous, mul_mat, packed, tensor};
+use common::{Numbers, PLAIN, Weight, contiguous, functions, mul_mat, packed, tensor};
 use ggml_rust_npu::config::rules::Rules;
 use ggml_rust_npu::reference;
 use ggml_rust_npu::rockchip::RkDevice;
@@ -28,7 +28,7 @@ fn target(caps: &'static RkCaps, rules: &str, calibration: Method) -> Target {
 fn device(caps: &'static RkCaps, word: &str, calibration: Method) -> Arc<RkDevice> {
     let mut options = sim::Options::new(caps.soc);
     options.coherence = sim::Coherence::Strict;
-    let rknn = Rknn::simulate(options).unwrap();
+    let rknn = functions(options);
     let rule = format!("weight={word}");
     Arc::new(RkDevice::start(rknn, target(caps, &rule, calibration)).unwrap())
 }

@@ -6,21 +6,20 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Numbers, Q4_0, Q8_0, Weight, mul_mat, packed};
+use common::{Numbers, Q4_0, Q8_0, Weight, functions, mul_mat, packed};
 use ggml_rust_npu::config::rules::Rules;
 use ggml_rust_npu::dequantize;
 use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::reference;
 use ggml_rust_npu::rockchip::RkDevice;
 use ggml_rust_npu::rockchip::caps::{self, RkCaps};
-use ggml_rust_npu::rockchip::driver::Rknn;
 use ggml_rust_npu::rockchip::plan::Target;
 use ggml_rust_npu::tensor::DType;
 use half::f16;
 use rknpu_ops::sim;
 
 fn device(caps: &'static RkCaps, rules: &str) -> Arc<RkDevice> {
-    let rknn = Rknn::simulate(sim::Options::new(caps.soc)).unwrap();
+    let rknn = functions(sim::Options::new(caps.soc));
     let target = Target {
         rules: Rules::parse(rules).unwrap(),
         ..Target::from(caps)

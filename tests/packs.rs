@@ -8,7 +8,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use common::{Numbers, Weight, mul_mat, packed};
+use common::{Numbers, Weight, functions, mul_mat, packed};
 use ggml_rust_npu::backend::offline::{self, Form};
 use ggml_rust_npu::backend::{Buffer, Device};
 use ggml_rust_npu::config::rules::{Choice, Rules};
@@ -18,7 +18,6 @@ use ggml_rust_npu::loss::SquaredLoss;
 use ggml_rust_npu::packfile::{Fingerprint, Pack, PackWriter, Packs, SourceHash, sampled};
 use ggml_rust_npu::rockchip::RkDevice;
 use ggml_rust_npu::rockchip::caps::{self, Precision, RkCaps};
-use ggml_rust_npu::rockchip::driver::Rknn;
 use ggml_rust_npu::rockchip::layout::WeightLayout;
 use ggml_rust_npu::rockchip::pack::{self, RowSource};
 use ggml_rust_npu::rockchip::plan::Target;
@@ -32,7 +31,7 @@ fn path(name: &str) -> PathBuf {
 }
 
 fn device(caps: &'static RkCaps, rules: &str, keep: bool) -> Arc<RkDevice> {
-    let rknn = Rknn::simulate(sim::Options::new(caps.soc)).unwrap();
+    let rknn = functions(sim::Options::new(caps.soc));
     let target = Target {
         rules: Rules::parse(rules).unwrap(),
         keep: Some(keep),

@@ -17,18 +17,32 @@ use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::host_memory::{Region, RegionMut};
 use ggml_rust_npu::rockchip::caps::RkCaps;
 use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::driver::lock::Nodes;
 use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use half::{bf16, f16};
+use rknpu_ops::direct::node::DeviceNode;
+use rknpu_ops::layout::Soc;
 use rknpu_ops::sim;
 pub use test_kit::Numbers;
 
-/// A simulated chip behind a tested device.
-pub fn device(caps: &'static RkCaps) -> Arc<RkDevice> {
-    device_with(sim::Options::new(caps.soc), caps).unwrap().0
+/// Returns the functions of the stand-in. Where `NPU_TEST_DIRECT` is set (scripts/direct.py), an RK3588 has those of our own
+/// command streams, over the driver whose node this process finds.
+pub fn functions(options: sim::Options) -> Arc<Rknn> {
+    if options.soc == Soc::Rk3588 && std::env::var_os("NPU_TEST_DIRECT").is_some() {
+        let node = DeviceNode::find().unwrap();
+        return Rknn::direct(Box::new(node), Nodes::Private).unwrap();
+    }
+    Rknn::simulate(options).unwrap()
 }
 
-/// Makes a [`device`] with options. Also returns the functions, to inspect the stand-in.
+/// A chip behind a tested device, with the [`functions`] for it.
+pub fn device(caps: &'static RkCaps) -> Arc<RkDevice> {
+    let rknn = functions(sim::Options::new(caps.soc));
+    Arc::new(RkDevice::start(rknn, caps).unwrap())
+}
+
+/// Makes a device on the stand-in, with options. Also returns the functions, to inspect the stand-in.
 pub fn device_with(
     options: sim::Options,
     caps: &'static RkCaps,

@@ -16,8 +16,8 @@ MIN_PRODUCTS = 53
 
 
 class Direct(Case):
-    # What the loop emulates, and what a device calls it.
-    KERNEL = {"RKNN_LOOP_STRICT": "1"}
+    # The variable that makes the loop emulate it, and what a device calls it.
+    KERNEL = ("RKNN_LOOP_STRICT", "1")
     DRIVER = r"0\.9\.8"
 
     @classmethod
@@ -26,7 +26,7 @@ class Direct(Case):
         project.run(["cargo", "build", "--locked", "--package", "rknn-loop", "--target-dir", TARGET],
                     LOGS / "direct-build.log", cwd=ROOT)
         loop = TARGET / "debug" / "librknn_loop.so"
-        cls.emulated = dict(SETTINGS, LD_PRELOAD=str(loop), **cls.KERNEL)
+        cls.emulated = dict(SETTINGS, LD_PRELOAD=str(loop), **dict([cls.KERNEL]))
 
     def test_a_model_says_what_it_says_on_the_stand_in(self):
         listed = self.succeed("llama-completion", "--list-devices", env=cpu_env(**self.emulated)).all
@@ -45,7 +45,7 @@ class Direct(Case):
 
 
 class Rocket(Direct):
-    KERNEL = {"RKNN_LOOP_KERNEL": "rocket"}
+    KERNEL = ("RKNN_LOOP_KERNEL", "rocket")
     DRIVER = "rocket"
 
 
