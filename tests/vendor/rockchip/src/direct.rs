@@ -220,21 +220,39 @@ fn a_sync_that_is_missing_gives_wrong_results() {
     }
 }
 
-#[test]
-fn calls_of_changing_shapes_leave_nothing_behind() {
-    let board = board(Change::Nothing);
+/// Runs products of changing M, and compares the objects that the driver has after the first four and after the last.
+fn run_changing_shapes(rknn: &Arc<Rknn>, calls: usize, objects: impl Fn() -> usize) {
     let mut numbers = Numbers::fixed(55);
     let operands = [512, 500, 9, 1]
         .map(|m| Operands::random(MatmulType::F16_F16_F32, [m, 64, 32], &mut numbers));
-    operands
-        .iter()
-        .for_each(|operands| drop(operands.of_library(&board.rknn)));
-    let objects = board.kernel.objects();
-    for call in 0..2000 {
-        let operands = &operands[call % operands.len()];
-        operands.of_library(&board.rknn);
-    }
-    assert_eq!(board.kernel.objects(), objects);
+    let run = |calls: usize| {
+        for call in 0..calls {
+            operands[call % operands.len()].of_library(rknn);
+        }
+    };
+    run(operands.len());
+    let before = objects();
+    run(calls);
+    assert_eq!(objects(), before);
+}
+
+#[test]
+fn calls_of_changing_shapes_leave_nothing_behind() {
+    let board = board(Change::Nothing);
+    run_changing_shapes(&board.rknn, 200, || board.kernel.objects());
+}
+
+#[test]
+#[ignore = "takes a minute, and the process for itself: make direct"]
+fn ten_thousand_calls_leave_nothing_behind() {
+    // Of the whole process: other tests do not run beside this one.
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = descriptors();
+    let (rknpu, rocket) = (board(Change::Nothing), rocket::board());
+    run_changing_shapes(&rknpu.rknn, 10_000, || rknpu.kernel.objects());
+    run_changing_shapes(&rocket.rknn, 10_000, || rocket.rocket.objects().0);
+    drop((rknpu, rocket));
+    assert_eq!(descriptors(), before);
 }
 
 #[test]

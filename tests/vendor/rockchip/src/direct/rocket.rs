@@ -17,7 +17,7 @@ use rknpu_ops::direct::node::{Kernel, Link, Node};
 use rknpu_ops::ffi::{MatmulInfo, MatmulType};
 use test_kit::Numbers;
 
-use super::{compare_with_stand_in, self_test};
+use super::{compare_with_stand_in, run_changing_shapes, self_test};
 use crate::kernel::{Argument, Mishap, Request, Rocket};
 use crate::operands::Operands;
 
@@ -103,10 +103,10 @@ impl Node for Accel {
 }
 
 /// An NPU of this process's own.
-struct Board {
-    rocket: Arc<Rocket>,
+pub struct Board {
+    pub rocket: Arc<Rocket>,
     syncs: Arc<AtomicUsize>,
-    rknn: Arc<Rknn>,
+    pub rknn: Arc<Rknn>,
 }
 
 fn board_of(rocket: Rocket, skipped: Option<usize>) -> Board {
@@ -120,7 +120,7 @@ fn board_of(rocket: Rocket, skipped: Option<usize>) -> Board {
     }
 }
 
-fn board() -> Board {
+pub fn board() -> Board {
     board_of(Rocket::default(), None)
 }
 
@@ -246,17 +246,7 @@ fn a_sync_that_is_missing_gives_wrong_results_or_fails() {
 #[test]
 fn calls_of_changing_shapes_leave_nothing_behind() {
     let board = board();
-    let mut numbers = Numbers::fixed(55);
-    let operands = [512, 500, 9, 1]
-        .map(|m| Operands::random(MatmulType::F16_F16_F32, [m, 64, 32], &mut numbers));
-    let run = |count: usize| {
-        for call in 0..count {
-            operands[call % operands.len()].of_library(&board.rknn);
-        }
-        board.rocket.objects()
-    };
-    let objects = run(operands.len());
-    assert_eq!(run(200), objects);
+    run_changing_shapes(&board.rknn, 200, || board.rocket.objects().0);
 }
 
 #[test]
