@@ -6,21 +6,22 @@
 //! ```text
 //! δ_t = beta_t · (v_t - D_t S k_t - Σ D_ts (k_s · k_t) δ_s)     s < t
 //!
-//! vector units   split keys and queries, transposed keys, and the state
-//! matrix unit    K Kᵀ, Q Kᵀ, K Sᵀ, Q Sᵀ
-//! vector units   A = beta · D · K Kᵀ below the diagonal, (I + A)⁻¹ row by row, W = beta · (V - D K Sᵀ)
-//! matrix unit    δ = (I + A)⁻¹ W
-//! vector units   split δ, and δ times the decay to the last token
-//! matrix unit    (D · Q Kᵀ) δ, Kᵀ δ
-//! vector units   y = (D Q Sᵀ + (D · Q Kᵀ) δ) / √S, and S' = D S + Kᵀ δ
+//! vector units   split keys, queries and values, and transpose keys
+//! matrix unit    K Kᵀ, Q Kᵀ, W = [beta] V - [beta · D] K Sᵀ           [x] is the diagonal matrix of x
+//! vector units   A = beta · D · K Kᵀ below the diagonal, and of each 32 tokens (I + A)⁻¹ row by row
+//! matrix unit    the rest of (I + A)⁻¹, from them; δ = (I + A)⁻¹ W
+//!                √S y = [D] Q Sᵀ + (D · Q Kᵀ) δ, and S'ᵀ = D Sᵀ + Kᵀ [D] δ
+//! vector units   write y
 //! ```
 //!
 //! 1. **Two halves.** FP16 alone would leave errors of 2^-11 in states that thousands of tokens change. So a matrix is two
 //!    tiles, the rounded elements and what is left of them, and a product is the sum of three: high · high, high · low and
 //!    low · high. The unit's accumulator is wider than FP32. A product's low half is what the accumulator has when the product
-//!    is computed once more, less the high half times the unit matrix.
-//! 2. **Transposed state.** The state is kept with a row for each element of a key, so that both products with it take it as
-//!    weights or results without being moved. It is transposed when the first chunk begins, and after the last one.
+//!    is computed once more, less the high half times the unit matrix. Its two halves are an operand of the next product, so
+//!    that vector units touch only what comes from memory, goes there, or is not a product; the state stays in halves from
+//!    one chunk to the next.
+//! 2. **Transposed state.** The state has a row for each element of a key, so that products with it take it as weights or
+//!    results without moving it. It is transposed when the first chunk begins, and after the last one.
 //! 3. **Range.** Where an operand is so large that FP16 does not hold a product, or so small that its low half is lost, tokens
 //!    are computed one by one instead ([`super::state`]).
 
@@ -36,7 +37,7 @@ use self::space::Space;
 use self::unit::Unit;
 use super::{Inputs, MAX_TASKS, Recurrence};
 use crate::error::Result;
-use crate::hmx::{Hmx, ScaleBlock};
+use crate::hmx::{Form, Hmx, ScaleBlock};
 use crate::layout::Tile;
 use crate::rt::{Arena, Engine, SharedColumns};
 
@@ -60,18 +61,19 @@ pub(super) fn chunked(
         && inputs.src[3].shape.ne[0] == 1
         && sizes.tokens >= FEWEST
         && inputs.whole_state(0, 0).is_some();
-    let Some(hmx) = hmx.filter(|_| is_plain) else {
+    let has_unit = |hmx: &&mut Hmx| hmx.form() != Form::Vectors;
+    let Some(hmx) = hmx.filter(has_unit).filter(|_| is_plain) else {
         return Ok(false);
     };
     match sizes.columns {
-        64 => heads::<2>(engine, vtcm, hmx, inputs, outputs, states),
-        128 => heads::<4>(engine, vtcm, hmx, inputs, outputs, states),
+        64 => heads::<2, 64>(engine, vtcm, hmx, inputs, outputs, states),
+        128 => heads::<4, 128>(engine, vtcm, hmx, inputs, outputs, states),
         _ => Ok(false),
     }
 }
 
-/// Takes as many heads at a time through all tokens as there are threads.
-fn heads<const L: usize>(
+/// Takes as many heads of `E = 32 · L` columns at a time through all tokens as there are threads.
+fn heads<const L: usize, const E: usize>(
     engine: &Engine,
     vtcm: &mut [Tile],
     hmx: &mut Hmx,
@@ -84,15 +86,14 @@ fn heads<const L: usize>(
     let mut outputs = SharedColumns::new(outputs, token_elems);
     let mut states = SharedColumns::new(states, token_elems * sizes.columns);
     let mut arena = Arena::new(vtcm);
-    let Ok([shared, scale]) = arena.tiles("unit matrix", 2).map(|tiles| {
-        let (shared, scale) = tiles.split_at_mut(1);
-        [shared, scale]
-    }) else {
+    let Ok(&mut [ref mut negated, ref mut ones, ref mut scale]) = arena.tiles("unit matrix", 3)
+    else {
         return Ok(false);
     };
-    let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(scale);
-    scale[0] = ScaleBlock::ONE;
-    space::negated_unit(&mut shared[0]);
+    let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(core::slice::from_mut(scale));
+    scale[0] = hmx.form().unchanged();
+    space::on_diagonal(negated, 0xbc00);
+    space::on_diagonal(ones, 0xffff);
     let most = engine.threads().min(MAX_TASKS).min(sizes.heads);
     let mut spaces: [Option<Space<'_, L>>; MAX_TASKS] = [const { None }; MAX_TASKS];
     let mut n_tasks = 0;
@@ -107,17 +108,14 @@ fn heads<const L: usize>(
         return Ok(false);
     }
     hmx.take_fault();
-    let mut unit = Unit {
-        hmx,
-        negated: &shared[0],
-    };
+    let mut unit = Unit { hmx, negated };
     engine.on_matrix_thread(|| {
         unit.hmx.clear();
         unit.hmx.load_scale(&scale[0]);
     });
     let mut is_exact = true;
     for start in (0..sizes.heads).step_by(n_tasks) {
-        let mut tasks: [Option<Head<'_, '_, L>>; MAX_TASKS] = [const { None }; MAX_TASKS];
+        let mut tasks: [Option<Head<'_, '_, L, E>>; MAX_TASKS] = [const { None }; MAX_TASKS];
         let heads = start..sizes.heads.min(start + n_tasks);
         let n = heads.len();
         for ((task, space), head) in tasks.iter_mut().zip(&mut spaces).zip(heads) {
@@ -126,6 +124,7 @@ fn heads<const L: usize>(
                 outputs: outputs.split_off(sizes.rows),
                 states: states.split_off(sizes.rows * sizes.columns),
                 space,
+                ones,
             });
         }
         let tasks = &mut tasks[..n];
@@ -142,10 +141,10 @@ fn heads<const L: usize>(
 }
 
 /// Takes heads through the tokens of a sequence.
-fn run<const L: usize>(
+fn run<const L: usize, const E: usize>(
     engine: &Engine,
     unit: &mut Unit<'_>,
-    tasks: &mut [Option<Head<'_, '_, L>>],
+    tasks: &mut [Option<Head<'_, '_, L, E>>],
     inputs: &Inputs<'_>,
     sequence: usize,
 ) {
@@ -171,15 +170,6 @@ fn run<const L: usize>(
                 .iter_mut()
                 .flatten()
                 .for_each(|head| head.change(unit))
-        });
-        engine.step(None, tasks, |task| {
-            task.iter_mut().for_each(Head::split_changes)
-        });
-        engine.on_matrix_thread(|| {
-            tasks
-                .iter_mut()
-                .flatten()
-                .for_each(|head| head.read_new(unit))
         });
         engine.step(None, tasks, |task| {
             task.iter_mut().for_each(|task| {

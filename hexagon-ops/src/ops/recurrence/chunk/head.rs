@@ -1,65 +1,94 @@
-//! The stages of a chunk of a head's tokens.
+//! The stages of a chunk of a head's tokens, each a function: a step has code for one thread and for several.
 
 use super::TOKENS;
-use super::space::{Largest, Numbers, Space};
-use super::unit::Unit;
+use super::space::{Numbers, Space};
+use super::unit::{Halves, HalvesMut, Term, Unit};
 use super::vectors::{
-    Invert, Outputs, Renew, SplitChanges, SplitColumns, SplitRows, TOKEN_LINES, Want, Weigh,
+    BLOCKS, Diagonal, Invert, Largest, LargestProduct, NegatedProducts, SplitRows, TurnTile, Weigh,
+    WriteRows,
 };
-use crate::hvx;
-use crate::layout::{Line, TILE_DIM};
-use crate::ops::recurrence::state::{exp, fill};
+use crate::hvx::{self, StridedVectors};
+use crate::layout::{LINE_BYTES, Line, TILE_DIM, Tile};
+use crate::ops::recurrence::state::{exp, fill, splat};
 use crate::ops::recurrence::{Inputs, token};
-use crate::ops::square::{GatherRows, WriteColumns};
 use crate::ops::tensor::View;
 use crate::rt::SharedColumns;
 
-/// A head that is taken through its tokens.
-pub(super) struct Head<'a, 'm, const L: usize> {
+/// A head of `E = 32 · L` columns that is taken through its tokens.
+pub(super) struct Head<'a, 'm, const L: usize, const E: usize> {
     pub(super) head: usize,
     /// Outputs of the head, a row for each token of each sequence.
     pub(super) outputs: SharedColumns<'a>,
     /// States of the head, a row for each sequence.
     pub(super) states: SharedColumns<'a>,
     pub(super) space: &'a mut Space<'m, L>,
+    /// One bits where the unit matrix has ones, as f16.
+    pub(super) ones: &'a Tile,
 }
 
-impl<const L: usize> Head<'_, '_, L> {
+impl<const L: usize, const E: usize> Head<'_, '_, L, E> {
     /// Reads the state before the tokens of a sequence.
+    #[inline(never)]
     pub(super) fn begin(&mut self, inputs: &Inputs<'_>, sequence: usize) {
-        let elems = inputs.whole_state(sequence, self.head);
-        let to: &mut [f32] = bytemuck::cast_slice_mut(self.space.state_rows);
-        transpose::<L>(elems.unwrap_or_default(), to, self.space.gathered);
+        let space = &mut *self.space;
+        let elems = inputs.whole_state(sequence, self.head).unwrap_or_default();
+        let bytes = bytemuck::cast_slice(elems);
+        if let Some(rows) = StridedVectors::new(bytes, LINE_BYTES * L, TILE_DIM * L) {
+            hvx::widest(SplitRows::<L> {
+                rows,
+                to: space.next_state.lend(),
+                largest: space.largest.states,
+            });
+        }
+        turn(space.next_state.get(), space.state.lend(), [L, L], [L, 1]);
     }
 
     /// Writes the state after them.
+    #[inline(never)]
     pub(super) fn end(&mut self, sequence: usize) {
-        let elems: &[f32] = bytemuck::cast_slice(self.space.state_rows);
-        transpose::<L>(elems, self.states.row(sequence), self.space.gathered);
+        let space = &mut *self.space;
+        turn(space.state.get(), space.next_state.lend(), [L, L], [L, 1]);
+        let mut rows = SharedColumns::new(self.states.row(sequence), TILE_DIM * L);
+        hvx::widest(WriteRows::<L, E> {
+            from: space.next_state.get(),
+            scale: 1.0,
+            rows: &mut rows,
+            first: 0,
+            count: TILE_DIM * L,
+            largest: space.largest.products,
+        });
     }
 
     /// Reads the chunk of up to [`TOKENS`] tokens that starts with token `first`.
+    #[inline(never)]
     pub(super) fn read(&mut self, inputs: &Inputs<'_>, [first, sequence]: [usize; 2]) {
         let space = &mut *self.space;
         let count = TOKENS.min(inputs.sizes.tokens - first);
         let at = [self.head, first, sequence];
         let [q, k, v, g, beta, ..] = &inputs.src;
-        for (view, at, rows) in [
+        for (view, at, to, largest) in [
             (
                 q,
                 token::shared(inputs, q, at),
-                &mut *space.queries_or_outputs,
+                &mut space.queries,
+                &mut *space.largest.queries,
             ),
-            (k, token::shared(inputs, k, at), &mut *space.key_rows),
-            (v, at, &mut *space.value_rows),
+            (
+                k,
+                token::shared(inputs, k, at),
+                &mut space.keys,
+                &mut *space.largest.keys,
+            ),
+            (v, at, &mut space.values, &mut *space.largest.states),
         ] {
-            hvx::widest(ReadTokens {
-                view,
-                at,
-                count,
-                rows,
-            });
+            split_tokens(view, at, count, space.rows, to.lend(), largest);
         }
+        turn(
+            space.keys.get(),
+            space.turned.lend(),
+            [BLOCKS, L],
+            [1, BLOCKS],
+        );
         // A token after the last one changes nothing.
         read_numbers(g, at, count, space.decays);
         read_numbers(beta, at, count, space.betas);
@@ -71,72 +100,68 @@ impl<const L: usize> Head<'_, '_, L> {
             through *= decay;
             *through_token = through;
         }
-
-        let Largest {
-            keys,
-            queries,
-            states,
-            ..
-        } = &mut space.largest;
-        hvx::widest(SplitRows {
-            rows: space.key_rows,
-            to: space.keys.lend(),
-            steps: [L, 1],
-            largest: keys,
+        hvx::widest(NegatedProducts {
+            a: space.through.lines(),
+            b: space.betas.lines(),
+            to: bytemuck::cast_mut(space.factors),
         });
-        hvx::widest(SplitRows {
-            rows: space.queries_or_outputs,
-            to: space.queries.lend(),
-            steps: [L, 1],
-            largest: queries,
-        });
-        hvx::widest(SplitRows {
-            rows: space.state_rows,
-            to: space.state.lend(),
-            steps: [1, L],
-            largest: states,
-        });
-        let keys: &[f32] = bytemuck::cast_slice(space.key_rows);
-        for block in 0..TOKEN_LINES {
-            for strip in 0..L {
-                hvx::widest(GatherRows {
-                    elems: keys,
-                    at: TILE_DIM * (block * TILE_DIM * L + strip),
-                    stride: TILE_DIM * L,
-                    count: TILE_DIM,
-                    to: space.gathered,
-                });
-                let tile = block * L + strip;
-                hvx::widest(SplitColumns {
-                    gathered: space.gathered,
-                    high: &mut space.turned.high[tile],
-                    low: &mut space.turned.low[tile],
-                });
-            }
+        splat(core::slice::from_mut(space.whole), through);
+        for (numbers, to) in [
+            (&space.factors.lines()[..], &mut space.reading_keys_of),
+            (space.betas.lines(), &mut space.betas_of),
+            (space.through.lines(), &mut space.through_of),
+            (core::slice::from_ref(&*space.whole), &mut space.whole_of),
+        ] {
+            diagonal(self.ones, numbers, to.lend());
+        }
+        // Products of decays are no larger than 1 if the decays are not.
+        for (lines, largest) in [
+            (space.decays.lines(), &mut *space.largest.decays),
+            (space.betas.lines(), space.largest.betas),
+        ] {
+            hvx::widest(Largest { lines, largest });
         }
     }
 
     /// Multiplies keys and queries with keys and the state.
+    #[inline(never)]
     pub(super) fn read_old(&mut self, unit: &mut Unit<'_>) {
         let space = &mut *self.space;
         let (turned, state) = (space.turned.get(), space.state.get());
-        let ne = [TOKEN_LINES, TOKEN_LINES, L];
-        let states = [TOKEN_LINES, L, L];
-        for (rows, with_keys, old) in [
-            (&space.keys, &mut space.key_products, &mut space.old_keys),
+        for (rows, products, diagonal, reading) in [
             (
-                &space.queries,
+                space.keys.get(),
+                &mut space.key_products,
+                &space.reading_keys_of,
+                &mut space.reading_keys,
+            ),
+            (
+                space.queries.get(),
                 &mut space.query_products,
-                &mut space.old_queries,
+                &space.through_of,
+                &mut space.reading_queries,
             ),
         ] {
-            let rows = (rows.get(), [L, 1]);
-            unit.multiply(rows, (turned, [L, 1]), ne, with_keys.lend());
-            unit.multiply(rows, (state, [L, 1]), states, old.lend());
+            // Of tokens with those of their own block and before it.
+            for block in 0..BLOCKS {
+                let with: [Term<'_>; L] = core::array::from_fn(|k| {
+                    let rows = rows.from(block * L + k);
+                    rows.times(0, turned.from(k * BLOCKS), [0, 1], 1)
+                });
+                let to = products.lend_from(block);
+                unit.multiply(&with, [1, block + 1], to, [0, 1]);
+            }
+            let with = diagonal.get().times(1, rows, [L, 1], 1);
+            unit.multiply(&[with], [BLOCKS, L], reading.lend(), [L, 1]);
         }
+        let old = (space.reading_keys.get()).times(L, state, [0, L], L);
+        let new = (space.betas_of.get()).times(1, space.values.get(), [L, 1], 1);
+        let to = space.wanted.lend();
+        unit.multiply(&[old, new], [BLOCKS, L], to, [1, BLOCKS]);
     }
 
     /// Writes what the changes are made of.
+    #[inline(never)]
     pub(super) fn solve(&mut self) {
         let space = &mut *self.space;
         hvx::widest(Weigh {
@@ -146,131 +171,128 @@ impl<const L: usize> Head<'_, '_, L> {
             betas: &space.betas.0,
             unit: space.unit,
             reads: space.reads,
+            early: space.early.lend(),
             weights: space.weights.lend(),
             late: bytemuck::cast_mut(space.late),
+            largest: space.largest.products,
         });
+        diagonal(self.ones, space.late.lines(), space.late_of.lend());
         hvx::widest(Invert {
             rows: space.reads,
             unit: space.unit,
             inverse: space.inverse_rows,
-        });
-        hvx::widest(SplitRows {
-            rows: space.inverse_rows,
             to: space.inverse.lend(),
-            steps: [TOKEN_LINES, 1],
             largest: space.largest.changes,
-        });
-        hvx::widest(Want {
-            values: space.value_rows,
-            old: space.old_keys.get(),
-            decays: &space.through.0,
-            betas: &space.betas.0,
-            to: space.wanted.lend(),
-            largest: [&mut space.largest.states, &mut space.largest.changes],
-            largest_product: space.largest.products,
         });
     }
 
-    /// Multiplies the changes.
+    /// Computes the changes, and multiplies them with what reads them.
+    #[inline(never)]
     pub(super) fn change(&mut self, unit: &mut Unit<'_>) {
         let space = &mut *self.space;
-        let inverse = (space.inverse.get(), [TOKEN_LINES, 1]);
-        let wanted = (space.wanted.get(), [TOKEN_LINES, 1]);
-        let to = space.change_products.lend();
-        unit.multiply(inverse, wanted, [TOKEN_LINES, L, TOKEN_LINES], to);
+        let one = [1, 1];
+        let (first, last) = (space.inverse.get(), space.inverse.get().from(1));
+        let product = (space.early.get()).times(0, first, [0; 2], 1);
+        unit.multiply(&[product], one, space.early_product.lend(), [0; 2]);
+        let product = last.times(0, space.early_product.get(), [0; 2], 1);
+        unit.multiply(&[product], one, space.early.lend(), [0; 2]);
+        let wanted = space.wanted.get();
+        let early = (space.early.get()).times(0, wanted, [0, BLOCKS], 1);
+        for block in 0..BLOCKS {
+            let wanted = wanted.from(block);
+            let own = (space.inverse.get().from(block)).times(0, wanted, [0, BLOCKS], 1);
+            let terms = [own, early];
+            let to = space.changes.lend_from(block);
+            unit.multiply(&terms[..=block], [1, L], to, [0, BLOCKS]);
+        }
+
+        let changes = space.changes.get();
+        let late = (space.late_of.get()).times(1, changes, [1, BLOCKS], 1);
+        let to = space.late_changes.lend();
+        unit.multiply(&[late], [BLOCKS, L], to, [1, BLOCKS]);
+        let (state, late) = (space.state.get(), space.late_changes.get());
+        for block in 0..BLOCKS {
+            let queries = space.reading_queries.get().from(block * L);
+            let old = queries.times(0, state, [0, L], L);
+            let weights = space.weights.get().from(block);
+            let new = weights.times(0, changes, [0, BLOCKS], block + 1);
+            let to = space.outputs.lend_from(block * L);
+            unit.multiply(&[old, new], [1, L], to, [0, 1]);
+        }
+        let kept = (space.whole_of.get()).times(0, state, [1, L], 1);
+        let added = (space.turned.get()).times(BLOCKS, late, [0, BLOCKS], BLOCKS);
+        let to = space.next_state.lend();
+        unit.multiply(&[kept, added], [L, L], to, [1, L]);
     }
 
-    /// Splits the changes.
-    pub(super) fn split_changes(&mut self) {
-        let space = &mut *self.space;
-        hvx::widest(SplitChanges {
-            changes: space.change_products.get(),
-            strips: L,
-            late: &space.late.0,
-            to: space.changes.lend(),
-            late_to: space.late_changes.lend(),
-            largest: space.largest.changes,
-        });
-    }
-
-    /// Multiplies the changes with what reads them.
-    pub(super) fn read_new(&mut self, unit: &mut Unit<'_>) {
-        let space = &mut *self.space;
-        let weights = (space.weights.get(), [TOKEN_LINES, 1]);
-        let changes = (space.changes.get(), [TOKEN_LINES, 1]);
-        let to = space.new_queries.lend();
-        unit.multiply(weights, changes, [TOKEN_LINES, L, TOKEN_LINES], to);
-        let turned = (space.turned.get(), [1, L]);
-        let late = (space.late_changes.get(), [TOKEN_LINES, 1]);
-        unit.multiply(turned, late, [L, L, TOKEN_LINES], space.updates.lend());
-    }
-
-    /// Writes the outputs of the chunk, and the state after it.
+    /// Writes the outputs of the chunk, and takes the state after it.
+    #[inline(never)]
     pub(super) fn finish(&mut self, inputs: &Inputs<'_>, [first, sequence]: [usize; 2]) {
         let space = &mut *self.space;
-        hvx::widest(Outputs {
-            old: space.old_queries.get(),
-            new: space.new_queries.get(),
-            decays: &space.through.0,
+        let tokens = inputs.sizes.tokens;
+        hvx::widest(WriteRows::<L, E> {
+            from: space.outputs.get(),
             scale: 1.0 / token::square_root(inputs.sizes.columns),
-            to: space.queries_or_outputs,
-            largest_product: space.largest.products,
+            rows: &mut self.outputs,
+            first: sequence * tokens + first,
+            count: TOKENS.min(tokens - first),
+            largest: space.largest.products,
         });
-        let tokens = first..inputs.sizes.tokens.min(first + TOKENS);
-        for (row, token) in space.queries_or_outputs.iter().zip(tokens) {
-            let to = self.outputs.row(sequence * inputs.sizes.tokens + token);
-            hvx::copy_f32(to, bytemuck::cast_slice(row));
+        for products in [
+            &space.wanted,
+            &space.early,
+            &space.early_product,
+            &space.changes,
+            &space.next_state,
+        ] {
+            hvx::widest(LargestProduct {
+                tiles: products.high,
+                largest: space.largest.products,
+            });
         }
-        hvx::widest(Renew {
-            rows: space.state_rows,
-            factor: space.through.0[TOKENS - 1],
-            add: space.updates.get(),
-            largest_product: space.largest.products,
-        });
+        core::mem::swap(&mut space.state, &mut space.next_state);
     }
 }
 
-/// Transposes a square of `32 · L` rows.
-fn transpose<const L: usize>(from: &[f32], to: &mut [f32], gathered: &mut [Line; TILE_DIM]) {
-    let stride = TILE_DIM * L;
-    for row in 0..L {
-        for column in 0..L {
-            hvx::widest(GatherRows {
-                elems: from,
-                at: TILE_DIM * (row * stride + column),
-                stride,
-                count: TILE_DIM,
-                to: gathered,
-            });
-            hvx::widest(WriteColumns {
-                gathered,
-                out: to
-                    .get_mut(TILE_DIM * (column * stride + row)..)
-                    .unwrap_or_default(),
-                stride,
-                rows: TILE_DIM,
-                columns: TILE_DIM,
-            });
+/// Writes the transposed tiles of a matrix of `[rows, columns]` tiles, with this many tiles from one strip of its rows to the
+/// next, and from one strip of its columns to the next.
+fn turn(from: Halves<'_>, to: HalvesMut<'_>, [rows, columns]: [usize; 2], to_steps: [usize; 2]) {
+    for row in 0..rows {
+        for column in 0..columns {
+            let at = row * to_steps[0] + column * to_steps[1];
+            let tile = row * columns + column;
+            for (from, to) in [
+                (&from.high[tile], &mut to.high[at]),
+                (&from.low[tile], &mut to.low[at]),
+            ] {
+                hvx::widest(TurnTile { from, to });
+            }
         }
     }
 }
 
-/// Reads rows of tokens, with zeros after them.
-struct ReadTokens<'a, const L: usize> {
-    view: &'a View<'a>,
+/// Writes the diagonal matrix of numbers.
+fn diagonal(ones: &Tile, numbers: &[Line], to: HalvesMut<'_>) {
+    hvx::widest(Diagonal { ones, numbers, to });
+}
+
+/// Splits the rows of `count` tokens, and zeros after them.
+///
+/// - `at`: the first one
+/// - `padded`: memory for rows
+fn split_tokens<const L: usize>(
+    view: &View<'_>,
     at: [usize; 3],
     count: usize,
-    rows: &'a mut [[Line; L]; TOKENS],
-}
-
-impl<const L: usize> hvx::Kernel for ReadTokens<'_, L> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let mut bytes = self.view.tail(self.view.shape.row(self.at));
-        let stride = self.view.shape.nb[2];
-        let (rows, rest) = self.rows.split_at_mut(self.count.min(TOKENS));
+    padded: &mut [[Line; L]; TOKENS],
+    to: HalvesMut<'_>,
+    largest: &mut Line,
+) {
+    let mut bytes = view.tail(view.shape.row(at));
+    let stride = view.shape.nb[2];
+    let mut rows = StridedVectors::new(bytes, stride, TOKENS).filter(|_| count == TOKENS);
+    if rows.is_none() {
+        let (rows, rest) = padded.split_at_mut(count.min(TOKENS));
         for row in rows {
             for (line, from) in row.iter_mut().zip(bytes.as_chunks().0) {
                 hvx::store(line, hvx::load_bytes(from));
@@ -278,6 +300,11 @@ impl<const L: usize> hvx::Kernel for ReadTokens<'_, L> {
             bytes = bytes.get(stride..).unwrap_or_default();
         }
         hvx::clear(rest.as_flattened_mut());
+    }
+    let padded = StridedVectors::new(bytemuck::cast_slice(padded), LINE_BYTES * L, TOKENS);
+    rows = rows.or(padded);
+    if let Some(rows) = rows {
+        hvx::widest(SplitRows::<L> { rows, to, largest });
     }
 }
 

@@ -2,25 +2,33 @@
 
 use super::TOKENS;
 use super::unit::HalvesMut;
-use super::vectors::{PerToken, TOKEN_LINES, TokenRows};
+use super::vectors::{BLOCKS, BlockRows, PerToken};
 use crate::error::Result;
 use crate::hvx;
 use crate::layout::{Line, TILE_DIM, Tile, f16_tile_offset};
 use crate::ops::rows::{all_lanes, first_lane};
-use crate::ops::square::Gathered;
 use crate::rt::Arena;
 
 /// Least largest magnitude of an operand: what is left of an f16 of this size is rounded to 2^-17 of it.
 const LEAST: f32 = 1.0 / 256.0;
-/// Most of an operand: half of what f16 holds.
-const MOST: f32 = 32768.0;
-/// Bits of the largest f16.
-const LARGEST_F16: i32 = 0x7bff;
+/// Most of an operand: a quarter of what f16 holds, because products by decays and factors are not checked.
+const MOST: f32 = 16384.0;
+/// Its bits as an f16.
+const MOST_F16: i32 = 0x7400;
+/// Most of a decay, and of a factor of changes.
+const MOST_DECAY: f32 = 1.0;
+const MOST_BETA: f32 = 2.0;
 
 /// A number for each token, in whole lines.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(128))]
 pub(super) struct Numbers(pub(super) PerToken);
+
+impl Numbers {
+    pub(super) fn lines(&self) -> &[Line; BLOCKS] {
+        bytemuck::cast_ref(self)
+    }
+}
 
 /// Largest magnitudes of all chunks.
 pub(super) struct Largest<'m> {
@@ -28,8 +36,11 @@ pub(super) struct Largest<'m> {
     pub(super) queries: &'m mut Line,
     /// Those of states and of values, which change them.
     pub(super) states: &'m mut Line,
-    /// Those of the changes, and of what they are computed from.
+    /// Those of inverses.
     pub(super) changes: &'m mut Line,
+    pub(super) decays: &'m mut Line,
+    /// Those of factors of changes.
+    pub(super) betas: &'m mut Line,
     /// Those of products, as f16.
     pub(super) products: &'m mut Line,
 }
@@ -44,7 +55,9 @@ impl Largest<'_> {
             && fit(self.queries)
             && fit(self.states)
             && largest(self.changes) <= MOST
-            && product.to_bits().cast_signed() < LARGEST_F16
+            && largest(self.decays) <= MOST_DECAY
+            && largest(self.betas) <= MOST_BETA
+            && product.to_bits().cast_signed() <= MOST_F16
     }
 }
 
@@ -79,33 +92,42 @@ impl hvx::Kernel for LargestHalf<'_> {
 pub(super) struct Space<'m, const L: usize> {
     pub(super) keys: HalvesMut<'m>,
     pub(super) queries: HalvesMut<'m>,
-    /// Keys with a row for each of their elements.
+    pub(super) values: HalvesMut<'m>,
+    /// Keys with a row for each of their elements, the tiles of all tokens beside each other.
     pub(super) turned: HalvesMut<'m>,
+    /// The state, with a row for each element of a key, and a column for each of a value.
     pub(super) state: HalvesMut<'m>,
+    /// The state after the chunk.
+    pub(super) next_state: HalvesMut<'m>,
+    pub(super) key_products: HalvesMut<'m>,
+    pub(super) query_products: HalvesMut<'m>,
+    /// Keys and queries times what the state before the chunk weighs for them.
+    pub(super) reading_keys: HalvesMut<'m>,
+    pub(super) reading_queries: HalvesMut<'m>,
+    /// Inverses of both blocks of tokens.
     pub(super) inverse: HalvesMut<'m>,
+    /// What the second block reads of the first one, and then this part of the inverse.
+    pub(super) early: HalvesMut<'m>,
+    pub(super) early_product: HalvesMut<'m>,
     pub(super) weights: HalvesMut<'m>,
     pub(super) wanted: HalvesMut<'m>,
     pub(super) changes: HalvesMut<'m>,
     pub(super) late_changes: HalvesMut<'m>,
-    pub(super) key_products: HalvesMut<'m>,
-    pub(super) query_products: HalvesMut<'m>,
-    pub(super) old_keys: HalvesMut<'m>,
-    pub(super) old_queries: HalvesMut<'m>,
-    pub(super) change_products: HalvesMut<'m>,
-    pub(super) new_queries: HalvesMut<'m>,
-    pub(super) updates: HalvesMut<'m>,
+    pub(super) outputs: HalvesMut<'m>,
+    /// Diagonal matrices: of `factors`, `betas`, `through` and `late`.
+    pub(super) reading_keys_of: HalvesMut<'m>,
+    pub(super) betas_of: HalvesMut<'m>,
+    pub(super) through_of: HalvesMut<'m>,
+    pub(super) late_of: HalvesMut<'m>,
+    /// One of the decay from the state before the chunk to that after it.
+    pub(super) whole_of: HalvesMut<'m>,
 
-    pub(super) key_rows: &'m mut [[Line; L]; TOKENS],
-    pub(super) value_rows: &'m mut [[Line; L]; TOKENS],
-    /// The queries until they are split, and then the outputs.
-    pub(super) queries_or_outputs: &'m mut [[Line; L]; TOKENS],
-    /// The state, with a row for each element of a key.
-    pub(super) state_rows: &'m mut [[Line; L]],
-    pub(super) reads: &'m mut TokenRows,
-    pub(super) inverse_rows: &'m mut TokenRows,
+    /// Rows of fewer tokens than a chunk's.
+    pub(super) rows: &'m mut [[Line; L]; TOKENS],
+    pub(super) reads: &'m mut BlockRows,
+    pub(super) inverse_rows: &'m mut BlockRows,
     /// The unit matrix.
     pub(super) unit: &'m [Line; TILE_DIM],
-    pub(super) gathered: &'m mut Gathered,
     /// Decay of each token.
     pub(super) decays: &'m mut Numbers,
     /// Decay from the state before the chunk to each token.
@@ -113,6 +135,10 @@ pub(super) struct Space<'m, const L: usize> {
     /// Decay from each token to the last one.
     pub(super) late: &'m mut Numbers,
     pub(super) betas: &'m mut Numbers,
+    /// What the keys read of the state before the chunk, times the factor of the change, negated.
+    pub(super) factors: &'m mut Numbers,
+    /// A line of the decay of the whole chunk.
+    pub(super) whole: &'m mut Line,
     pub(super) largest: Largest<'m>,
 }
 
@@ -122,58 +148,68 @@ impl<'m, const L: usize> Space<'m, L> {
     /// # Errors
     /// `VtcmFull` if it has too little.
     pub(super) fn new(arena: &mut Arena<'m>) -> Result<Self> {
-        let [row, square, tokens] = [TOKEN_LINES * L, L * L, TOKEN_LINES * TOKEN_LINES];
+        let [row, square, triangle] = [BLOCKS * L, L * L, 2 * BLOCKS - 1];
         let mut tiles = |count: usize| -> Result<HalvesMut<'m>> {
             let (high, low) = arena
                 .tiles("halves of a matrix", 2 * count)?
                 .split_at_mut(count);
             Ok(HalvesMut { high, low })
         };
-        let [keys, queries, turned] = [tiles(row)?, tiles(row)?, tiles(row)?];
-        let [state, updates] = [tiles(square)?, tiles(square)?];
-        let [inverse, weights] = [tiles(tokens)?, tiles(tokens)?];
-        let [key_products, query_products] = [tiles(tokens)?, tiles(tokens)?];
+        let [keys, queries, values] = [tiles(row)?, tiles(row)?, tiles(row)?];
+        let [reading_keys, reading_queries] = [tiles(row)?, tiles(row)?];
+        let [turned, outputs] = [tiles(row)?, tiles(row)?];
         let [wanted, changes, late_changes] = [tiles(row)?, tiles(row)?, tiles(row)?];
-        let [old_keys, old_queries] = [tiles(row)?, tiles(row)?];
-        let [change_products, new_queries] = [tiles(row)?, tiles(row)?];
+        let [state, next_state] = [tiles(square)?, tiles(square)?];
+        let [key_products, query_products] = [tiles(triangle)?, tiles(triangle)?];
+        let [weights, inverse] = [tiles(triangle)?, tiles(BLOCKS)?];
+        let [early, early_product, whole_of] = [tiles(1)?, tiles(1)?, tiles(1)?];
+        let [reading_keys_of, betas_of] = [tiles(BLOCKS)?, tiles(BLOCKS)?];
+        let [through_of, late_of] = [tiles(BLOCKS)?, tiles(BLOCKS)?];
 
-        let token_rows = 3 * TOKENS * L + 2 * TOKENS * TOKEN_LINES;
-        let count = token_rows + TILE_DIM * square + 2 * TILE_DIM + 4 * TOKEN_LINES + 5;
+        let block_rows = 2 * BLOCKS * TILE_DIM;
+        let count = TOKENS * L + block_rows + TILE_DIM + 5 * BLOCKS + 8;
         let mut lines = Lines(arena.lines("rows of a head", count)?);
         Ok(Self {
             keys,
             queries,
+            values,
             turned,
             state,
+            next_state,
+            key_products,
+            query_products,
+            reading_keys,
+            reading_queries,
             inverse,
+            early,
+            early_product,
             weights,
             wanted,
             changes,
             late_changes,
-            key_products,
-            query_products,
-            old_keys,
-            old_queries,
-            change_products,
-            new_queries,
-            updates,
-            key_rows: lines.rows(),
-            value_rows: lines.rows(),
-            queries_or_outputs: lines.rows(),
-            state_rows: lines.take(TILE_DIM * square).as_chunks_mut().0,
+            outputs,
+            reading_keys_of,
+            betas_of,
+            through_of,
+            late_of,
+            whole_of,
+            rows: lines.rows(),
             reads: lines.rows(),
             inverse_rows: lines.rows(),
             unit: lines.unit(),
-            gathered: lines.array(),
             decays: lines.numbers(),
             through: lines.numbers(),
             late: lines.numbers(),
             betas: lines.numbers(),
+            factors: lines.numbers(),
+            whole: lines.zero(),
             largest: Largest {
                 keys: lines.zero(),
                 queries: lines.zero(),
                 states: lines.zero(),
                 changes: lines.zero(),
+                decays: lines.zero(),
+                betas: lines.zero(),
                 products: lines.zero(),
             },
         })
@@ -201,7 +237,7 @@ impl<'m> Lines<'m> {
     }
 
     fn numbers(&mut self) -> &'m mut Numbers {
-        let numbers: &mut [Numbers] = bytemuck::cast_slice_mut(self.take(TOKEN_LINES));
+        let numbers: &mut [Numbers] = bytemuck::cast_slice_mut(self.take(BLOCKS));
         &mut numbers[0]
     }
 
@@ -222,12 +258,12 @@ impl<'m> Lines<'m> {
     }
 }
 
-/// Writes the unit matrix, negated.
-pub(super) fn negated_unit(tile: &mut Tile) {
+/// Writes f16 bits on the diagonal of a tile of zeros.
+pub(super) fn on_diagonal(tile: &mut Tile, bits: u16) {
     *tile = Tile::ZERO;
     let bytes: &mut [u8] = bytemuck::bytes_of_mut(tile);
     for i in 0..TILE_DIM {
         let at = f16_tile_offset(i, i);
-        bytes[at..at + 2].copy_from_slice(&0xbc00_u16.to_le_bytes());
+        bytes[at..at + 2].copy_from_slice(&bits.to_le_bytes());
     }
 }

@@ -10,6 +10,47 @@ pub(super) struct Halves<'a> {
     pub(super) low: &'a [Tile],
 }
 
+impl<'a> Halves<'a> {
+    /// Returns the tiles from number `first` on.
+    pub(super) fn from(self, first: usize) -> Self {
+        Self {
+            high: &self.high[first..],
+            low: &self.low[first..],
+        }
+    }
+
+    /// Returns the product with `weights` of `depth` tiles along K, which follow each other.
+    ///
+    /// - `act_step`: tiles from one strip of rows to the next
+    /// - `steps`: tiles of the weights from one strip of rows of the result to the next, and from one strip of its columns to
+    ///   the next
+    pub(super) fn times(
+        self,
+        act_step: usize,
+        weights: Halves<'a>,
+        steps: [usize; 2],
+        depth: usize,
+    ) -> Term<'a> {
+        Term {
+            act: self,
+            act_step,
+            weights,
+            steps,
+            depth,
+        }
+    }
+
+    /// Returns `depth` tiles from number `first` on; `None` if there are fewer.
+    #[inline(always)]
+    fn part(self, first: usize, depth: usize) -> Option<Self> {
+        let end = first + depth;
+        Some(Self {
+            high: self.high.get(first..end)?,
+            low: self.low.get(first..end)?,
+        })
+    }
+}
+
 /// A matrix that is written.
 pub(super) struct HalvesMut<'a> {
     pub(super) high: &'a mut [Tile],
@@ -25,15 +66,27 @@ impl HalvesMut<'_> {
     }
 
     pub(super) fn lend(&mut self) -> HalvesMut<'_> {
+        self.lend_from(0)
+    }
+
+    /// Lends the tiles from number `first` on.
+    pub(super) fn lend_from(&mut self, first: usize) -> HalvesMut<'_> {
         HalvesMut {
-            high: self.high,
-            low: self.low,
+            high: &mut self.high[first..],
+            low: &mut self.low[first..],
         }
     }
 }
 
-/// An operand of a product: tiles from one strip of rows (weights: of columns) to the next, and along K.
-pub(super) type Operand<'a> = (Halves<'a>, [usize; 2]);
+/// One of the products whose sum is computed: [`Halves::times`].
+#[derive(Clone, Copy)]
+pub(super) struct Term<'a> {
+    act: Halves<'a>,
+    act_step: usize,
+    weights: Halves<'a>,
+    steps: [usize; 2],
+    depth: usize,
+}
 
 /// The unit, and a tile of its own operands.
 pub(super) struct Unit<'a> {
@@ -43,51 +96,42 @@ pub(super) struct Unit<'a> {
 }
 
 impl Unit<'_> {
-    /// Computes a product of `[rows, columns, depth]` tiles.
+    /// Computes a sum of products of `[rows, columns]` tiles.
+    ///
+    /// - `to_steps`: tiles of the result from one strip of rows to the next, and from one strip of columns to the next
+    #[inline(never)]
     pub(super) fn multiply(
         &mut self,
-        act: Operand<'_>,
-        weights: Operand<'_>,
-        ne: [usize; 3],
+        terms: &[Term<'_>],
+        [rows, columns]: [usize; 2],
         to: HalvesMut<'_>,
+        to_steps: [usize; 2],
     ) {
-        let [rows, columns, depth] = ne;
         for row in 0..rows {
             for column in 0..columns {
-                let at = row * columns + column;
-                self.add(act, weights, [row, column, depth]);
-                self.hmx.store(&mut to.high[at]);
-                self.add(act, weights, [row, column, depth]);
-                let high = core::slice::from_ref(&to.high[at]);
+                let at = row * to_steps[0] + column * to_steps[1];
+                let (high, low) = (&mut to.high[at], &mut to.low[at]);
+                self.add(terms, row, column);
+                self.hmx.store(high);
+                self.add(terms, row, column);
+                let high = core::slice::from_ref(&*high);
                 self.hmx.multiply(high, core::slice::from_ref(self.negated));
-                self.hmx.store(&mut to.low[at]);
+                self.hmx.store(low);
             }
         }
     }
 
-    /// Adds a tile of a product.
-    fn add(
-        &mut self,
-        (act, [row_step, act_step]): Operand<'_>,
-        (weights, [column_step, step]): Operand<'_>,
-        [row, column, depth]: [usize; 3],
-    ) {
-        let (act_at, at) = (row * row_step, column * column_step);
-        let halves = [
-            (act.high, weights.low),
-            (act.low, weights.high),
-            (act.high, weights.high),
-        ];
-        for (act, weights) in halves {
-            if [act_step, step] == [1, 1] {
-                let (act, weights) = (&act[act_at..], &weights[at..]);
-                self.hmx.multiply(&act[..depth], &weights[..depth]);
-                continue;
-            }
-            for k in 0..depth {
-                let (act, weights) = (&act[act_at + k * act_step], &weights[at + k * step]);
-                self.hmx
-                    .multiply(core::slice::from_ref(act), core::slice::from_ref(weights));
+    /// Adds a tile of products.
+    #[inline(always)]
+    fn add(&mut self, terms: &[Term<'_>], row: usize, column: usize) {
+        for term in terms {
+            let at = row * term.steps[0] + column * term.steps[1];
+            let act = term.act.part(row * term.act_step, term.depth);
+            let weights = term.weights.part(at, term.depth);
+            if let (Some(act), Some(weights)) = (act, weights) {
+                self.hmx.multiply(act.high, weights.low);
+                self.hmx.multiply(act.low, weights.high);
+                self.hmx.multiply(act.high, weights.high);
             }
         }
     }

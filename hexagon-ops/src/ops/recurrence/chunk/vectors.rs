@@ -1,21 +1,27 @@
-//! The vector work between the products of a chunk. Every kernel reads and writes whole lines in VTCM.
+//! The vector work between the products of a chunk. Every kernel reads and writes whole lines.
 //!
 //! A matrix for the unit is two FP16 tiles of each 32 × 32 elements: the rounded elements, and what rounding left. Line p of a
 //! tile has rows 2p and 2p + 1, so that kernels take two tokens at a time.
 
 use super::TOKENS;
 use super::unit::{Halves, HalvesMut};
-use crate::hvx::{self, Accumulator, Vector, larger_f16, larger_f32, mul_f32, splat_f32, sub_f32};
+use crate::hvx::{
+    self, Accumulator, StridedVectors, Vector, interleave_even_h, interleave_odd_h, larger_f16,
+    larger_f32, mul_f32, splat_f32, sub_f32, swap_blocks,
+};
 use crate::layout::{Line, TILE_DIM, Tile};
-use crate::ops::square::{GROUP, Gathered, columns};
+use crate::rt::SharedColumns;
 
 /// f16 1.0.
 const ONE: u16 = 0x3c00;
-/// Lines of a row with a column for each token.
-pub(super) const TOKEN_LINES: usize = TOKENS / TILE_DIM;
+/// Blocks of 32 tokens. A matrix of tokens by tokens has no tiles above the diagonal: the one of row r and column c is tile
+/// r + c.
+pub(super) const BLOCKS: usize = TOKENS / TILE_DIM;
+/// Lines of a tile, each of which has two rows.
+const PAIRS: usize = TILE_DIM / 2;
 
-/// Rows with a column for each token.
-pub(super) type TokenRows = [[Line; TOKEN_LINES]; TOKENS];
+/// A row of both blocks, with a column for each token of the block.
+pub(super) type BlockRows = [[Line; BLOCKS]; TILE_DIM];
 /// A number for each token.
 pub(super) type PerToken = [f32; TOKENS];
 
@@ -41,12 +47,50 @@ fn larger(largest: Vector, a: Vector, b: Vector) -> Vector {
     larger_f32(larger_f32(largest, a), b)
 }
 
-/// Splits rows of `L` lines.
+/// Takes the magnitudes of lines of f32 among the largest ones.
+pub(super) struct Largest<'a> {
+    pub(super) lines: &'a [Line],
+    pub(super) largest: &'a mut Line,
+}
+
+impl hvx::Kernel for Largest<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut largest = hvx::load(self.largest);
+        for line in self.lines {
+            largest = larger_f32(largest, hvx::load(line));
+        }
+        hvx::store(self.largest, largest);
+    }
+}
+
+/// Takes the magnitudes of tiles among the largest ones, as f16.
+pub(super) struct LargestProduct<'a> {
+    pub(super) tiles: &'a [Tile],
+    pub(super) largest: &'a mut Line,
+}
+
+impl hvx::Kernel for LargestProduct<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut largest = hvx::load(self.largest);
+        for tile in self.tiles {
+            for line in &tile.0 {
+                largest = larger_f16(largest, hvx::load(line));
+            }
+        }
+        hvx::store(self.largest, largest);
+    }
+}
+
+/// Splits rows of `L` lines: a tile for each 32 rows and each line, those of the same rows beside each other.
 pub(super) struct SplitRows<'a, const L: usize> {
-    pub(super) rows: &'a [[Line; L]],
+    pub(super) rows: StridedVectors<'a, L>,
     pub(super) to: HalvesMut<'a>,
-    /// Tiles from 32 rows to the next, and from 32 columns to the next.
-    pub(super) steps: [usize; 2],
     /// Receives the largest magnitudes, beside those that it has.
     pub(super) largest: &'a mut Line,
 }
@@ -56,18 +100,20 @@ impl<const L: usize> hvx::Kernel for SplitRows<'_, L> {
 
     #[inline(always)]
     fn run(self) {
+        let mut rows = self.rows;
         let mut largest = hvx::load(self.largest);
-        for (block, rows) in self.rows.as_chunks::<TILE_DIM>().0.iter().enumerate() {
-            for column in 0..L {
-                let tile = block * self.steps[0] + column * self.steps[1];
-                let (high, low) = (&mut self.to.high[tile], &mut self.to.low[tile]);
-                let lines = high.0.iter_mut().zip(&mut low.0);
-                for ([even, odd], (high, low)) in rows.as_chunks::<2>().0.iter().zip(lines) {
-                    let (a, b) = (hvx::load(&even[column]), hvx::load(&odd[column]));
+        let high = self.to.high.as_chunks_mut::<L>().0.iter_mut();
+        for (high, low) in high.zip(self.to.low.as_chunks_mut::<L>().0) {
+            for line in 0..PAIRS {
+                let (Some(even), Some(odd)) = (rows.next(), rows.next()) else {
+                    break;
+                };
+                for column in 0..L {
+                    let (a, b) = (even[column], odd[column]);
                     largest = larger(largest, a, b);
                     let (x, y) = split(a, b);
-                    hvx::store(high, x);
-                    hvx::store(low, y);
+                    hvx::store(&mut high[column].0[line], x);
+                    hvx::store(&mut low[column].0[line], y);
                 }
             }
         }
@@ -75,27 +121,88 @@ impl<const L: usize> hvx::Kernel for SplitRows<'_, L> {
     }
 }
 
-/// Splits the columns of 32 gathered rows.
-pub(super) struct SplitColumns<'a> {
-    pub(super) gathered: &'a Gathered,
-    pub(super) high: &'a mut Tile,
-    pub(super) low: &'a mut Tile,
+/// Transposes a tile.
+///
+/// Bits 1 to 4 of a row's number are those of the line, and bit 0 is that of the half of a word; the bits of a column's number
+/// are those of the word. A step exchanges a bit of lines with a bit of words, or with that of halves.
+pub(super) struct TurnTile<'a> {
+    pub(super) from: &'a Tile,
+    pub(super) to: &'a mut Tile,
 }
 
-impl hvx::Kernel for SplitColumns<'_> {
+impl hvx::Kernel for TurnTile<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let high = self.high.0.as_chunks_mut::<{ GROUP / 2 }>().0.iter_mut();
-        let low = self.low.0.as_chunks_mut::<{ GROUP / 2 }>().0.iter_mut();
-        for (group, (high, low)) in high.zip(low).enumerate() {
-            let columns = columns(self.gathered, group);
-            let pairs = columns.as_chunks::<2>().0.iter();
-            for ([a, b], (high, low)) in pairs.zip(high.iter_mut().zip(low)) {
-                let (x, y) = split(*a, *b);
-                hvx::store(high, x);
-                hvx::store(low, y);
+        let mut v = self.from.0.each_ref().map(hvx::load);
+        for [a, b] in v.as_chunks_mut::<2>().0 {
+            let (x, y) = (interleave_even_h(*a, *b), interleave_odd_h(*a, *b));
+            let (x, y) = swap_blocks::<1>(x, y);
+            let (x, y) = (interleave_even_h(x, y), interleave_odd_h(x, y));
+            (*a, *b) = swap_blocks::<2>(x, y);
+        }
+        for [a, b, c, d] in v.as_chunks_mut::<4>().0 {
+            (*a, *c) = swap_blocks::<4>(*a, *c);
+            (*b, *d) = swap_blocks::<4>(*b, *d);
+        }
+        for eight in v.as_chunks_mut::<8>().0 {
+            let (first, last) = eight.split_at_mut(4);
+            for (a, b) in first.iter_mut().zip(last) {
+                (*a, *b) = swap_blocks::<8>(*a, *b);
+            }
+        }
+        let (first, last) = v.split_at_mut(8);
+        for (a, b) in first.iter_mut().zip(last) {
+            (*a, *b) = swap_blocks::<16>(*a, *b);
+        }
+        for (to, v) in self.to.0.iter_mut().zip(v) {
+            hvx::store(to, v);
+        }
+    }
+}
+
+/// Writes `-a · b`.
+pub(super) struct NegatedProducts<'a> {
+    pub(super) a: &'a [Line; BLOCKS],
+    pub(super) b: &'a [Line; BLOCKS],
+    pub(super) to: &'a mut [Line; BLOCKS],
+}
+
+impl hvx::Kernel for NegatedProducts<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for ((a, b), to) in self.a.iter().zip(self.b).zip(self.to) {
+            let product = mul_f32(hvx::load(a), hvx::load(b));
+            hvx::store(to, hvx::xor(product, hvx::splat_w(i32::MIN)));
+        }
+    }
+}
+
+/// Writes diagonal matrices of a tile for each line of numbers.
+pub(super) struct Diagonal<'a> {
+    /// One bits where the unit matrix has ones, as f16.
+    pub(super) ones: &'a Tile,
+    pub(super) numbers: &'a [Line],
+    pub(super) to: HalvesMut<'a>,
+}
+
+impl hvx::Kernel for Diagonal<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let tiles = self.to.high.iter_mut().zip(self.to.low);
+        for (numbers, (high, low)) in self.numbers.iter().zip(tiles) {
+            let numbers = hvx::load(numbers);
+            let (x, y) = split(numbers, numbers);
+            let lines = high.0.iter_mut().zip(&mut low.0);
+            for (ones, (high, low)) in self.ones.0.iter().zip(lines) {
+                let ones = hvx::load(ones);
+                hvx::store(high, hvx::and(ones, x));
+                hvx::store(low, hvx::and(ones, y));
             }
         }
     }
@@ -110,269 +217,239 @@ pub(super) struct Weigh<'a> {
     pub(super) betas: &'a PerToken,
     /// The unit matrix.
     pub(super) unit: &'a [Line; TILE_DIM],
-    /// Receives, negated, what the keys of a token read of the changes of earlier ones.
-    pub(super) reads: &'a mut TokenRows,
+    /// Receives, negated, what the keys of a token read of the changes of earlier ones of its block.
+    pub(super) reads: &'a mut BlockRows,
+    /// Receives the same of the second block's tokens and the first block's changes.
+    pub(super) early: HalvesMut<'a>,
     /// Receives what the queries of a token read of the changes up to its own.
     pub(super) weights: HalvesMut<'a>,
     /// Receives the decay from each token to the last one.
-    pub(super) late: &'a mut [Line; TOKEN_LINES],
+    pub(super) late: &'a mut [Line; BLOCKS],
+    /// Receives the largest products, beside those that it has.
+    pub(super) largest: &'a mut Line,
+}
+
+/// Numbers of two tokens in all lanes: their decays, and the negated factors of their changes.
+#[derive(Clone, Copy)]
+struct Pair {
+    decays: [Vector; 2],
+    betas: [Vector; 2],
+}
+
+/// What two tokens read of the changes of a block's tokens.
+struct Reads {
+    keys: [Vector; 2],
+    queries: [Vector; 2],
+    /// The decay from the block's tokens to the second one of the two.
+    decay: Vector,
+}
+
+impl Pair {
+    /// Returns what both tokens read.
+    ///
+    /// - `decay`: from the block's tokens to the one before them
+    /// - `own`: a one for each of the two tokens, if they are of the block
+    #[inline(always)]
+    fn read(
+        self,
+        decay: Vector,
+        own: [Vector; 2],
+        [k0, k1]: [Vector; 2],
+        [q0, q1]: [Vector; 2],
+    ) -> Reads {
+        let before = mul_f32(decay, self.decays[0]);
+        let first = mul_f32(mul_f32(before, k0), self.betas[0]);
+        let with = hvx::or(before, own[0]);
+        let before = mul_f32(with, self.decays[1]);
+        let second = mul_f32(mul_f32(before, k1), self.betas[1]);
+        let decay = hvx::or(before, own[1]);
+        Reads {
+            keys: [first, second],
+            queries: [mul_f32(with, q0), mul_f32(decay, q1)],
+            decay,
+        }
+    }
+}
+
+impl Weigh<'_> {
+    /// Returns a line of the products of keys and of queries, and adds them to the largest ones.
+    #[inline(always)]
+    fn products(&self, tile: usize, line: usize, largest: &mut Vector) -> [[Vector; 2]; 2] {
+        let [keys, queries] = [&self.key_products, &self.query_products];
+        let (key, query) = (
+            hvx::load(&keys.high[tile].0[line]),
+            hvx::load(&queries.high[tile].0[line]),
+        );
+        *largest = larger_f16(larger_f16(*largest, key), query);
+        [
+            join(key, &keys.low[tile].0[line]).into(),
+            join(query, &queries.low[tile].0[line]).into(),
+        ]
+    }
+
+    /// Returns the numbers of tokens `2 · pair` and the one after it.
+    #[inline(always)]
+    fn pair(&self, pair: usize) -> Pair {
+        let [decays, betas] = [self.decays, self.betas].map(|all| all.as_chunks::<2>().0[pair]);
+        Pair {
+            decays: decays.map(splat_f32),
+            betas: betas.map(|beta| splat_f32(-beta)),
+        }
+    }
+}
+
+/// Writes a line of a matrix.
+#[inline(always)]
+fn put(to: &mut HalvesMut<'_>, tile: usize, line: usize, [a, b]: [Vector; 2]) {
+    let (x, y) = split(a, b);
+    hvx::store(&mut to.high[tile].0[line], x);
+    hvx::store(&mut to.low[tile].0[line], y);
 }
 
 impl hvx::Kernel for Weigh<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
-        // The decay from each earlier token to the current one.
-        let mut decay = [hvx::splat_w(0); TOKEN_LINES];
-        let units = self.unit.as_chunks::<2>().0;
-        let numbers = self
-            .decays
-            .as_chunks::<2>()
-            .0
-            .iter()
-            .zip(self.betas.as_chunks::<2>().0);
-        let rows = self.reads.as_chunks_mut::<2>().0.iter_mut().zip(numbers);
-        for (pair, ([even, odd], ([e0, e1], [b0, b1]))) in rows.enumerate() {
-            let (block, line) = (pair / units.len(), pair % units.len());
-            let [u0, u1] = units[line].each_ref().map(hvx::load);
-            for (column, decay) in decay.iter_mut().enumerate() {
-                let tile = block * TOKEN_LINES + column;
-                let keys = |of: &Halves<'_>| {
-                    join(hvx::load(&of.high[tile].0[line]), &of.low[tile].0[line])
-                };
-                let (k0, k1) = keys(&self.key_products);
-                let (q0, q1) = keys(&self.query_products);
-                let before = mul_f32(*decay, splat_f32(*e0));
-                hvx::store(
-                    &mut even[column],
-                    mul_f32(mul_f32(before, k0), splat_f32(-b0)),
-                );
-                let own = if column == block { u0 } else { hvx::splat_w(0) };
-                let with = hvx::or(before, own);
-                let p0 = mul_f32(with, q0);
-                let before = mul_f32(with, splat_f32(*e1));
-                hvx::store(
-                    &mut odd[column],
-                    mul_f32(mul_f32(before, k1), splat_f32(-b1)),
-                );
-                let own = if column == block { u1 } else { hvx::splat_w(0) };
-                *decay = hvx::or(before, own);
-                let (x, y) = split(p0, mul_f32(*decay, q1));
-                hvx::store(&mut self.weights.high[tile].0[line], x);
-                hvx::store(&mut self.weights.low[tile].0[line], y);
+    fn run(mut self) {
+        let zero = hvx::splat_w(0);
+        let mut largest = hvx::load(self.largest);
+        let mut early = zero;
+        for line in 0..PAIRS {
+            let own = self.unit.as_chunks::<2>().0[line].each_ref().map(hvx::load);
+            let [keys, queries] = self.products(0, line, &mut largest);
+            let reads = self.pair(line).read(early, own, keys, queries);
+            early = reads.decay;
+            for (to, keys) in self.reads.as_chunks_mut::<2>().0[line]
+                .iter_mut()
+                .zip(reads.keys)
+            {
+                hvx::store(&mut to[0], keys);
             }
+            put(&mut self.weights, 0, line, reads.queries);
         }
-        for (late, decay) in self.late.iter_mut().zip(decay) {
-            hvx::store(late, decay);
+        let mut late = zero;
+        for line in 0..PAIRS {
+            let pair = self.pair(PAIRS + line);
+            let [keys, queries] = self.products(1, line, &mut largest);
+            let reads = pair.read(early, [zero; 2], keys, queries);
+            early = reads.decay;
+            put(&mut self.early, 0, line, reads.keys);
+            put(&mut self.weights, 1, line, reads.queries);
+            let own = self.unit.as_chunks::<2>().0[line].each_ref().map(hvx::load);
+            let [keys, queries] = self.products(2, line, &mut largest);
+            let reads = pair.read(late, own, keys, queries);
+            late = reads.decay;
+            for (to, keys) in self.reads.as_chunks_mut::<2>().0[line]
+                .iter_mut()
+                .zip(reads.keys)
+            {
+                hvx::store(&mut to[1], keys);
+            }
+            put(&mut self.weights, 2, line, reads.queries);
         }
+        hvx::store(&mut self.late[0], early);
+        hvx::store(&mut self.late[1], late);
+        hvx::store(self.largest, largest);
     }
 }
 
-/// Inverts the unit matrix less strictly lower triangular rows, row by row.
+/// Inverts the unit matrix less strictly lower triangular rows, of both blocks, row by row.
 pub(super) struct Invert<'a> {
-    pub(super) rows: &'a TokenRows,
+    pub(super) rows: &'a BlockRows,
     pub(super) unit: &'a [Line; TILE_DIM],
-    pub(super) inverse: &'a mut TokenRows,
+    pub(super) inverse: &'a mut BlockRows,
+    /// Receives the inverses, too: a tile for each block.
+    pub(super) to: HalvesMut<'a>,
+    pub(super) largest: &'a mut Line,
 }
 
 impl hvx::Kernel for Invert<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run(mut self) {
         for (t, row) in self.rows.iter().enumerate() {
             let (done, rest) = self.inverse.split_at_mut(t);
-            let Some(out) = rest.first_mut() else { return };
-            let numbers: &PerToken = bytemuck::cast_ref(row);
-            let unit = hvx::load(&self.unit[t % TILE_DIM]);
-            let (first, second) = done.split_at(t.min(TILE_DIM));
-            let (early, late) = numbers.split_at(TILE_DIM);
-            let start = if t < TILE_DIM { unit } else { hvx::splat_w(0) };
-            // Two sums, each with a name: exchanged, they would be copied, and a qfloat value is never.
-            let (mut even, mut odd) = (Accumulator::from_f32(start), Accumulator::zero());
-            let (pairs, last) = first.as_chunks::<2>();
-            for ([one, two], [a, b]) in pairs.iter().zip(early.as_chunks::<2>().0) {
-                even = even.mul_add(hvx::load(&one[0]), splat_f32(*a));
-                odd = odd.mul_add(hvx::load(&two[0]), splat_f32(*b));
+            let Some([first_out, second_out]) = rest.first_mut() else {
+                return;
+            };
+            let [first, second]: &[[f32; TILE_DIM]; BLOCKS] = bytemuck::cast_ref(row);
+            let unit = hvx::load(&self.unit[t]);
+            // Sums, each with a name: exchanged, they would be copied, and a qfloat value is never.
+            let (mut a_even, mut a_odd) = (Accumulator::from_f32(unit), Accumulator::zero());
+            let (mut b_even, mut b_odd) = (Accumulator::from_f32(unit), Accumulator::zero());
+            let (pairs, last) = done.as_chunks::<2>();
+            let numbers = first
+                .as_chunks::<2>()
+                .0
+                .iter()
+                .zip(second.as_chunks::<2>().0);
+            for ([even, odd], ([a0, a1], [b0, b1])) in pairs.iter().zip(numbers) {
+                a_even = a_even.mul_add(hvx::load(&even[0]), splat_f32(*a0));
+                b_even = b_even.mul_add(hvx::load(&even[1]), splat_f32(*b0));
+                a_odd = a_odd.mul_add(hvx::load(&odd[0]), splat_f32(*a1));
+                b_odd = b_odd.mul_add(hvx::load(&odd[1]), splat_f32(*b1));
             }
-            if let ([done], Some(number)) = (last, early.get(first.len() - last.len())) {
-                even = even.mul_add(hvx::load(&done[0]), splat_f32(*number));
+            if let ([done], Some(at)) = (last, t.checked_sub(1)) {
+                a_even = a_even.mul_add(hvx::load(&done[0]), splat_f32(first[at]));
+                b_even = b_even.mul_add(hvx::load(&done[1]), splat_f32(second[at]));
             }
-            let mut sum = even.plus(odd);
-            let start = if t < TILE_DIM { hvx::splat_w(0) } else { unit };
-            let mut other = Accumulator::from_f32(start);
-            for (done, number) in second.iter().zip(late) {
-                let number = splat_f32(*number);
-                sum = sum.mul_add(hvx::load(&done[0]), number);
-                other = other.mul_add(hvx::load(&done[1]), number);
-            }
-            hvx::store(&mut out[0], sum.to_f32());
-            hvx::store(&mut out[1], other.to_f32());
+            hvx::store(first_out, a_even.plus(a_odd).to_f32());
+            hvx::store(second_out, b_even.plus(b_odd).to_f32());
         }
-    }
-}
-
-/// Writes `beta · (v - decay · old)` for what the keys read of the state before the chunk, `old`.
-pub(super) struct Want<'a, const L: usize> {
-    pub(super) values: &'a [[Line; L]; TOKENS],
-    pub(super) old: Halves<'a>,
-    /// The decay from the state before the chunk to each token.
-    pub(super) decays: &'a PerToken,
-    pub(super) betas: &'a PerToken,
-    pub(super) to: HalvesMut<'a>,
-    /// Receive the largest magnitudes of `values` and of what is written, beside those that they have.
-    pub(super) largest: [&'a mut Line; 2],
-    /// Receives those of `old`, as f16.
-    pub(super) largest_product: &'a mut Line,
-}
-
-impl<const L: usize> hvx::Kernel for Want<'_, L> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let [mut of_values, mut of_results] = self.largest.each_ref().map(|line| hvx::load(line));
-        let mut of_old = hvx::load(self.largest_product);
-        let pairs = self.values.as_chunks::<2>().0.iter();
-        let numbers = self
-            .decays
-            .as_chunks::<2>()
-            .0
-            .iter()
-            .zip(self.betas.as_chunks::<2>().0);
-        for (pair, ([v0, v1], ([e0, e1], [b0, b1]))) in pairs.zip(numbers).enumerate() {
-            let (block, line) = (pair / 16, pair % 16);
-            let [e0, e1, b0, b1] = [*e0, *e1, *b0, *b1].map(splat_f32);
-            for column in 0..L {
-                let tile = block * L + column;
-                let high = hvx::load(&self.old.high[tile].0[line]);
-                of_old = larger_f16(of_old, high);
-                let (r0, r1) = join(high, &self.old.low[tile].0[line]);
-                let (v0, v1) = (hvx::load(&v0[column]), hvx::load(&v1[column]));
-                of_values = larger(of_values, v0, v1);
-                let a = mul_f32(sub_f32(v0, mul_f32(r0, e0)), b0);
-                let b = mul_f32(sub_f32(v1, mul_f32(r1, e1)), b1);
-                of_results = larger(of_results, a, b);
-                let (x, y) = split(a, b);
-                let tile = column * TOKEN_LINES + block;
-                hvx::store(&mut self.to.high[tile].0[line], x);
-                hvx::store(&mut self.to.low[tile].0[line], y);
-            }
-        }
-        let [values, results] = self.largest;
-        hvx::store(values, of_values);
-        hvx::store(results, of_results);
-        hvx::store(self.largest_product, of_old);
-    }
-}
-
-/// Splits the changes of the state: as they are, and as they are after the last token.
-pub(super) struct SplitChanges<'a> {
-    pub(super) changes: Halves<'a>,
-    /// Number of 32 columns.
-    pub(super) strips: usize,
-    pub(super) late: &'a PerToken,
-    pub(super) to: HalvesMut<'a>,
-    pub(super) late_to: HalvesMut<'a>,
-    pub(super) largest: &'a mut Line,
-}
-
-impl hvx::Kernel for SplitChanges<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
         let mut largest = hvx::load(self.largest);
-        for (pair, [l0, l1]) in self.late.as_chunks::<2>().0.iter().enumerate() {
-            let (block, line) = (pair / 16, pair % 16);
-            let (l0, l1) = (splat_f32(*l0), splat_f32(*l1));
-            for column in 0..self.strips {
-                let tile = block * self.strips + column;
-                let high = hvx::load(&self.changes.high[tile].0[line]);
-                let (a, b) = join(high, &self.changes.low[tile].0[line]);
+        for block in 0..BLOCKS {
+            for (line, rows) in self.inverse.as_chunks::<2>().0.iter().enumerate() {
+                let [a, b] = rows.each_ref().map(|row| hvx::load(&row[block]));
                 largest = larger(largest, a, b);
-                let tile = column * TOKEN_LINES + block;
-                let (x, y) = split(a, b);
-                hvx::store(&mut self.to.high[tile].0[line], x);
-                hvx::store(&mut self.to.low[tile].0[line], y);
-                let (x, y) = split(mul_f32(a, l0), mul_f32(b, l1));
-                hvx::store(&mut self.late_to.high[tile].0[line], x);
-                hvx::store(&mut self.late_to.low[tile].0[line], y);
+                put(&mut self.to, block, line, [a, b]);
             }
         }
         hvx::store(self.largest, largest);
     }
 }
 
-/// Writes the outputs as rows: `scale · (decay · old + new)` for each token.
-pub(super) struct Outputs<'a, const L: usize> {
-    pub(super) old: Halves<'a>,
-    pub(super) new: Halves<'a>,
-    /// The decay from the state before the chunk to each token.
-    pub(super) decays: &'a PerToken,
+/// Writes rows of `L` lines, `E` elements, of which tiles have the halves, times a factor.
+pub(super) struct WriteRows<'a, 'r, const L: usize, const E: usize> {
+    /// A tile for each 32 rows and each line, those of the same rows beside each other.
+    pub(super) from: Halves<'a>,
     pub(super) scale: f32,
-    pub(super) to: &'a mut [[Line; L]; TOKENS],
-    pub(super) largest_product: &'a mut Line,
+    pub(super) rows: &'a mut SharedColumns<'r>,
+    /// The first row that is written, and the number of rows.
+    pub(super) first: usize,
+    pub(super) count: usize,
+    /// Receives the largest of `from`, beside those that it has.
+    pub(super) largest: &'a mut Line,
 }
 
-impl<const L: usize> hvx::Kernel for Outputs<'_, L> {
+impl<const L: usize, const E: usize> hvx::Kernel for WriteRows<'_, '_, L, E> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let mut largest = hvx::load(self.largest_product);
         let scale = splat_f32(self.scale);
-        let pairs = self.to.as_chunks_mut::<2>().0.iter_mut();
-        for (pair, ([even, odd], [e0, e1])) in pairs.zip(self.decays.as_chunks::<2>().0).enumerate()
-        {
-            let (block, line) = (pair / 16, pair % 16);
-            let (e0, e1) = (splat_f32(e0 * self.scale), splat_f32(e1 * self.scale));
-            for column in 0..L {
-                let tile = block * L + column;
-                let high = hvx::load(&self.old.high[tile].0[line]);
-                let (a, b) = join(high, &self.old.low[tile].0[line]);
+        let mut largest = hvx::load(self.largest);
+        let mut none = [0.0; E];
+        let blocks = self.from.high.as_chunks::<L>().0.iter();
+        let blocks = blocks.zip(self.from.low.as_chunks::<L>().0);
+        let pairs = blocks.flat_map(|tiles| (0..PAIRS).map(move |line| (tiles, line)));
+        for (pair, ((high, low), line)) in pairs.take(self.count.div_ceil(2)).enumerate() {
+            let row = self.first + 2 * pair;
+            // The row after the last one belongs to others.
+            let rows = match self.count - 2 * pair {
+                1 => (self.rows.squares::<E, 1>(row, 0)).map(|[even]| [even, &mut none]),
+                _ => self.rows.squares::<E, 2>(row, 0),
+            };
+            let Some([even, odd]) = rows else { break };
+            let rows = even.as_chunks_mut().0.iter_mut().zip(odd.as_chunks_mut().0);
+            for ((even, odd), (high, low)) in rows.zip(high.iter().zip(low)) {
+                let high = hvx::load(&high.0[line]);
                 largest = larger_f16(largest, high);
-                let high = hvx::load(&self.new.high[tile].0[line]);
-                let (c, d) = join(high, &self.new.low[tile].0[line]);
-                largest = larger_f16(largest, high);
-                let (a, b) = (Accumulator::product(a, e0), Accumulator::product(b, e1));
-                hvx::store(&mut even[column], a.mul_add(c, scale).to_f32());
-                hvx::store(&mut odd[column], b.mul_add(d, scale).to_f32());
+                let (a, b) = join(high, &low.0[line]);
+                hvx::store_f32(even, mul_f32(a, scale));
+                hvx::store_f32(odd, mul_f32(b, scale));
             }
         }
-        hvx::store(self.largest_product, largest);
-    }
-}
-
-/// Multiplies rows by a factor, and adds a product.
-pub(super) struct Renew<'a, const L: usize> {
-    pub(super) rows: &'a mut [[Line; L]],
-    pub(super) factor: f32,
-    pub(super) add: Halves<'a>,
-    pub(super) largest_product: &'a mut Line,
-}
-
-impl<const L: usize> hvx::Kernel for Renew<'_, L> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let mut largest = hvx::load(self.largest_product);
-        let factor = splat_f32(self.factor);
-        for (pair, [even, odd]) in self.rows.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-            let (block, line) = (pair / 16, pair % 16);
-            for column in 0..L {
-                let tile = block * L + column;
-                let high = hvx::load(&self.add.high[tile].0[line]);
-                largest = larger_f16(largest, high);
-                let (a, b) = join(high, &self.add.low[tile].0[line]);
-                let (x, y) = (hvx::load(&even[column]), hvx::load(&odd[column]));
-                let (a, b) = (Accumulator::from_f32(a), Accumulator::from_f32(b));
-                hvx::store(&mut even[column], a.mul_add(x, factor).to_f32());
-                hvx::store(&mut odd[column], b.mul_add(y, factor).to_f32());
-            }
-        }
-        hvx::store(self.largest_product, largest);
+        hvx::store(self.largest, largest);
     }
 }
