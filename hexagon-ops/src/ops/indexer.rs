@@ -86,28 +86,6 @@ impl<'a> IndexerInputs<'a> {
     }
 }
 
-/// Reads the queries of some heads.
-struct ReadQueries<'a> {
-    view: &'a View<'a>,
-    heads: Range<usize>,
-    plane: [usize; 2],
-    out: &'a mut [Line],
-}
-
-impl hvx::Kernel for ReadQueries<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let n = self.view.shape.ne[0];
-        let out = self.out.chunks_exact_mut(n.div_ceil(LANES));
-        for (head, out) in self.heads.zip(out) {
-            let at = [head, self.plane[0], self.plane[1]];
-            self.view.read_lines(at, 0..n, out);
-        }
-    }
-}
-
 /// Adds the weighted positive ones of 32 products of each head to `total`.
 struct AddHeads<'a> {
     products: &'a [Line],
@@ -130,10 +108,7 @@ impl hvx::Kernel for AddHeads<'_> {
 
 /// Adds a mask of 32 positions to `total`.
 struct AddMask<'a> {
-    view: &'a View<'a>,
-    at: [usize; 3],
-    range: Range<usize>,
-    mask: &'a mut [Line; 1],
+    mask: &'a Line,
     total: &'a mut Line,
 }
 
@@ -142,8 +117,7 @@ impl hvx::Kernel for AddMask<'_> {
 
     #[inline(always)]
     fn run(self) {
-        self.view.read_lines(self.at, self.range, self.mask);
-        let sum = add_f32(hvx::load(self.total), hvx::load(&self.mask[0]));
+        let sum = add_f32(hvx::load(self.total), hvx::load(self.mask));
         hvx::store(self.total, sum);
     }
 }
@@ -184,12 +158,7 @@ impl PositionsTask<'_> {
             let some = first..heads.min(first + HEADS);
             let count = some.len();
             let queries = &mut self.queries[..count * lines];
-            hvx::widest(ReadQueries {
-                view: &inputs.queries,
-                heads: some.clone(),
-                plane: at,
-                out: queries,
-            });
+            (inputs.queries).read_rows(some.clone(), at, 0..inputs.queries.shape.ne[0], queries);
             let mut products = hvx::zeros::<HEADS>();
             hvx::widest(Products {
                 rows: queries,
@@ -206,11 +175,10 @@ impl PositionsTask<'_> {
                 total: &mut total,
             });
         }
+        let mut mask = hvx::zeros::<1>();
+        (inputs.mask).read_rows(token..token + 1, [0, stream], range.clone(), &mut mask);
         hvx::widest(AddMask {
-            view: &inputs.mask,
-            at: [token, 0, stream],
-            range: range.clone(),
-            mask: &mut hvx::zeros(),
+            mask: &mask[0],
             total: &mut total,
         });
         let elems: &[f32; LANES] = bytemuck::cast_ref(&total);

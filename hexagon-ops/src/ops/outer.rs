@@ -28,34 +28,22 @@ const ROWS: usize = 8;
 /// Number of rows of src0 that are read at a time.
 const DEPTH: usize = 16;
 
-/// Reads elements `range` of some rows of src0, and the factors of some rows of the result.
-struct ReadTerms<'a> {
-    a: &'a View<'a>,
-    /// src1 with rows and columns exchanged.
-    b: &'a View<'a>,
+/// Reads elements `range` of rows `terms` of src0, [`LINES`] lines each.
+fn read_terms(
+    a: &View<'_>,
     plane: [usize; 2],
-    /// The rows of src0.
     terms: Range<usize>,
-    range: Range<usize>,
-    /// Rows of the result.
-    places: &'a [[usize; 3]],
-    rows: &'a mut [Line],
-    factors: &'a mut [Line],
-}
-
-impl hvx::Kernel for ReadTerms<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let [i2, i3] = self.plane;
-        for (k, row) in self.terms.clone().zip(self.rows.chunks_exact_mut(LINES)) {
-            let (used, _) = row.split_at_mut(self.range.len().div_ceil(LANES));
-            self.a.read_lines([k, i2, i3], self.range.clone(), used);
-        }
-        for (place, factors) in self.places.iter().zip(self.factors.chunks_exact_mut(1)) {
-            self.b.read_lines(*place, self.terms.clone(), factors);
-        }
+    range: &Range<usize>,
+    rows: &mut [Line],
+) {
+    let lines = range.len().div_ceil(LANES);
+    if lines == LINES {
+        let rows = &mut rows[..terms.len() * LINES];
+        a.read_rows(terms, plane, range.clone(), rows);
+        return;
+    }
+    for (k, row) in terms.zip(rows.chunks_exact_mut(LINES)) {
+        a.read_rows(k..k + 1, plane, range.clone(), &mut row[..lines]);
     }
 }
 
@@ -141,16 +129,11 @@ fn rows(
         for k0 in (0..depth).step_by(DEPTH) {
             let terms = k0..k0 + DEPTH.min(depth - k0);
             let count = terms.len();
-            hvx::widest(ReadTerms {
-                a,
-                b,
-                plane,
-                terms,
-                range: range.clone(),
-                places,
-                rows: &mut rows,
-                factors: &mut factors,
-            });
+            read_terms(a, plane, terms.clone(), &range, &mut rows);
+            // src1 has rows and columns exchanged.
+            for ([row, i2, i3], factors) in places.iter().zip(factors.chunks_exact_mut(1)) {
+                b.read_rows(*row..row + 1, [*i2, *i3], terms.clone(), factors);
+            }
             hvx::widest(AddTerms {
                 rows: &rows[..count * LINES],
                 factors: &factors[..places.len()],

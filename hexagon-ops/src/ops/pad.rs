@@ -120,16 +120,15 @@ impl hvx::Kernel for PadRow<'_> {
                 None => return self.row.clear(0..n),
             }
         }
-        if let Some(from) = pad.source(0, 0, ne[0]) {
-            // Circular, or the source starts here: `take` repeats the source.
-            let len = if pad.is_circular { n } else { ne[0] };
-            self.row.take(0, len, self.view, at, from);
-            return self.row.clear(len..n);
-        }
-        let start = usize::try_from(pad.front[0]).unwrap_or(0);
+        // Circular, or the source starts here: `take` repeats the source.
+        let (start, len, from) = match pad.source(0, 0, ne[0]) {
+            Some(from) if pad.is_circular => (0, n, from),
+            Some(from) => (0, ne[0], from),
+            None => (usize::try_from(pad.front[0]).unwrap_or(0), ne[0], 0),
+        };
         self.row.clear(0..start);
-        self.row.take(start, ne[0], self.view, at, 0);
-        self.row.clear(start + ne[0]..n);
+        self.row.take(start, len, self.view, at, from);
+        self.row.clear(start + len..n);
     }
 }
 

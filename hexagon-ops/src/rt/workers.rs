@@ -134,7 +134,9 @@ impl Workers {
         self.is_stopping.store(false, Ordering::Release);
     }
 
-    /// Offers the tasks of a step to the workers.
+    /// Offers the tasks of a step to the workers. Not inlined, as the waiting below, because every kind of step would have a
+    /// copy.
+    #[inline(never)]
     fn publish<S: ThreadSystem>(&self, step: &RunningStep<'_>) {
         let count = step.count;
         self.unfinished.0.store(count, Ordering::Relaxed);
@@ -208,6 +210,7 @@ impl Workers {
     }
 
     /// Waits until the workers have done their tasks: polls, and then sleeps.
+    #[inline(never)]
     fn wait_for_workers<S: ThreadSystem>(&self) {
         for _ in 0..POLLS {
             if self.unfinished.0.load(Ordering::Acquire) == 0 {

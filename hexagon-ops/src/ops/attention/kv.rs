@@ -73,7 +73,15 @@ impl CacheRows<'_> {
         {
             return largest;
         }
-        self.view.read_halves(strip, self.head, elems, out)
+        let [mut largest] = hvx::zeros::<1>();
+        hvx::widest(ReadHalves {
+            rows: self,
+            strip,
+            elems,
+            out,
+            largest: &mut largest,
+        });
+        hvx::load(&largest)
     }
 
     /// Returns 32 rows of two blocks of Q8_0 each, if these are such.
@@ -89,6 +97,27 @@ impl CacheRows<'_> {
             bytes: view.tail(view.shape.row([strip.start, head, stream]) + skipped),
             stride_bytes: view.shape.nb[1],
         })
+    }
+}
+
+/// Reads elements of the rows of a strip as f16, with zeros after them: a kernel of its own, because rows have many types.
+struct ReadHalves<'a> {
+    rows: &'a CacheRows<'a>,
+    strip: Range<usize>,
+    elems: Range<usize>,
+    out: &'a mut [Line; TILE_DIM],
+    /// Receives the bits of their largest magnitudes.
+    largest: &'a mut Line,
+}
+
+impl hvx::Kernel for ReadHalves<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let CacheRows { view, head, .. } = self.rows;
+        let largest = view.read_halves(self.strip, *head, self.elems, self.out);
+        hvx::store(self.largest, largest);
     }
 }
 

@@ -13,10 +13,9 @@
 //!
 //! Rows of up to [`SORTED`] elements without gaps are sorted by a [network].
 //!
-//! For other rows the kernel has no memory but the result's row: k numbers. If k is the length of the source's
-//! row, they are sorted in place. Otherwise they are a heap with the worst number on top, and the
-//! elements of a chunk of the source are compared one by one only if its best element is better
-//! than that.
+//! For other rows the kernel has no memory but the result's row: k numbers, a heap with the worst number on top. If k is less
+//! than the length of the source's row, the elements of a chunk of the source are compared one by one only if its best element
+//! is better than that. At last the worst number is taken off, again and again.
 
 mod network;
 
@@ -91,11 +90,26 @@ impl Keys<'_> {
         }
     }
 
-    /// Replaces numbers of a heap by better ones of the whole row.
-    fn select(&self, heap: &mut [i32], n: usize) {
+    /// Writes the numbers of the first of `n` elements in order, by a heap.
+    #[inline(never)]
+    fn sort(&self, heap: &mut [i32], n: usize) {
+        for (number, word) in (0..).zip(heap.iter_mut()) {
+            *word = number;
+        }
         for place in (0..heap.len() / 2).rev() {
             self.sift(heap, place);
         }
+        if heap.len() < n {
+            self.select(heap, n);
+        }
+        for end in (1..heap.len()).rev() {
+            heap.swap(0, end);
+            self.sift(&mut heap[..end], 0);
+        }
+    }
+
+    /// Replaces numbers of a heap by better ones of the whole row.
+    fn select(&self, heap: &mut [i32], n: usize) {
         let mut chunk: Chunk = [0.0; CHUNK];
         for start in (heap.len()..n).step_by(CHUNK) {
             let range = start..n.min(start + CHUNK);
@@ -239,7 +253,7 @@ pub fn sort(engine: &Engine, order: Order, dst: ViewMut<'_>, src: &Source<'_>) -
     if !types || !shapes || !d.has_dense_rows() {
         return Err(Error::Operand);
     }
-    let (k, n) = (d.ne[0], s.ne[0]);
+    let n = s.ne[0];
     let packets = || row_packets(n, SCALAR);
     dst.for_rows(engine, packets, |mut row| {
         let at = row.at;
@@ -252,29 +266,18 @@ pub fn sort(engine: &Engine, order: Order, dst: ViewMut<'_>, src: &Source<'_>) -
         // Rows that `words` refuses were refused above.
         let Ok(words) = row.words() else { return };
         match view.floats(at) {
-            Some(elems) if n <= COUNTED => {
-                return hvx::widest(Count {
-                    elems,
-                    order,
-                    words,
-                });
-            }
-            Some(elems) if n <= SORTED => {
-                return hvx::widest(Network {
-                    elems,
-                    order,
-                    words,
-                });
-            }
-            _ => {}
+            Some(elems) if n <= COUNTED => hvx::widest(Count {
+                elems,
+                order,
+                words,
+            }),
+            Some(elems) if n <= SORTED => hvx::widest(Network {
+                elems,
+                order,
+                words,
+            }),
+            _ => keys.sort(words, n),
         }
-        for (number, word) in (0..).zip(words.iter_mut()) {
-            *word = number;
-        }
-        if k < n {
-            keys.select(words, n);
-        }
-        words.sort_unstable_by(|a, b| keys.compare(*a, *b));
     });
     Ok(())
 }
