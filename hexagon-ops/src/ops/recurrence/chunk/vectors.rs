@@ -375,9 +375,10 @@ impl hvx::Kernel for Invert<'_> {
             };
             let [first, second]: &[[f32; TILE_DIM]; BLOCKS] = bytemuck::cast_ref(row);
             let unit = hvx::load(&self.unit[t]);
-            // Sums, each with a name: exchanged, they would be copied, and a qfloat value is never.
-            let (mut a_even, mut a_odd) = (Accumulator::from_f32(unit), Accumulator::zero());
-            let (mut b_even, mut b_odd) = (Accumulator::from_f32(unit), Accumulator::zero());
+            // Sums, each with a name and a zero of its own: exchanged or shared, they would be copied, and a qfloat value is
+            // never.
+            let (mut a_even, mut a_odd) = (Accumulator::zero(), Accumulator::zero());
+            let (mut b_even, mut b_odd) = (Accumulator::zero(), Accumulator::zero());
             let (pairs, last) = done.as_chunks::<2>();
             let numbers = first
                 .as_chunks::<2>()
@@ -394,8 +395,8 @@ impl hvx::Kernel for Invert<'_> {
                 a_even = a_even.mul_add(hvx::load(&done[0]), splat_f32(first[at]));
                 b_even = b_even.mul_add(hvx::load(&done[1]), splat_f32(second[at]));
             }
-            hvx::store(first_out, a_even.plus(a_odd).to_f32());
-            hvx::store(second_out, b_even.plus(b_odd).to_f32());
+            hvx::store(first_out, a_even.plus(a_odd).plus_f32(unit).to_f32());
+            hvx::store(second_out, b_even.plus(b_odd).plus_f32(unit).to_f32());
         }
         let mut largest = hvx::load(self.largest);
         for block in 0..BLOCKS {
