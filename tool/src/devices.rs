@@ -14,7 +14,8 @@ use ggml_rust_npu::host_memory::system_memory;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use serde::Serialize;
 
-use crate::text::{plain, print, print_json};
+use crate::progress::Progress;
+use crate::text::{heading, plain, print, print_json, verdict};
 use crate::{NO_DEVICE, ToolError};
 
 /// List the NPUs that llama.cpp would get, and the reason for each that it would not
@@ -156,8 +157,10 @@ fn line(device: &dyn Device, share: Share, with_test: bool) -> DeviceFacts {
 }
 
 fn test(device: &dyn Device) -> SelfTest {
+    let progress = Progress::waiting("self-test");
     let start = Instant::now();
     let result = device.self_test();
+    progress.finish();
     SelfTest {
         passed: result.is_ok(),
         milliseconds: start.elapsed().as_secs_f64() * 1e3,
@@ -201,7 +204,8 @@ impl fmt::Display for DevicesReport {
             writeln!(f)?;
         }
         for line in &self.devices {
-            writeln!(f, "{}: {}", line.name, plain(&line.description))?;
+            let description = plain(&line.description);
+            writeln!(f, "{}: {description}", heading(&line.name))?;
             let (free, total) = (mib(line.memory_free_bytes), mib(line.memory_total_bytes));
             writeln!(f, "  memory     {free} MiB free of {total} MiB")?;
             let (largest, alignment) = (mib(line.max_buffer_bytes), line.alignment_bytes);
@@ -211,11 +215,12 @@ impl fmt::Display for DevicesReport {
             )?;
             if let Some(test) = &line.self_test {
                 let result = plain(test.error.as_deref().unwrap_or("passed"));
+                let result = verdict(test.passed, result);
                 writeln!(f, "  self-test  {result} ({:.1} ms)", test.milliseconds)?;
             }
         }
         if self.devices.is_empty() {
-            writeln!(f, "no NPU can be used")?;
+            writeln!(f, "{}", verdict(false, "no NPU can be used"))?;
         }
         for message in &self.messages {
             writeln!(f, "- {}", plain(message))?;

@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     let result = interrupt::watch().and_then(|()| run(&command));
     result.unwrap_or_else(|failure| {
         let _last_words = interrupt::hold_off();
-        text::say(format_args!("ggml-npu: {failure}"));
+        text::fail(failure);
         ExitCode::FAILURE
     })
 }

@@ -25,6 +25,16 @@ impl Progress {
         Self(bar)
     }
 
+    /// Begins a step that cannot say how far it is: shows that it runs, and for how long.
+    pub fn waiting(what: &'static str) -> Self {
+        let spinner = ProgressBar::new_spinner().with_message(what);
+        if let Ok(style) = ProgressStyle::with_template("{msg:18} {spinner} {elapsed}") {
+            spinner.set_style(style);
+        }
+        spinner.enable_steady_tick(TICK);
+        Self(spinner)
+    }
+
     /// Another `units` are done.
     pub fn add(&self, units: u64) {
         self.0.inc(units);

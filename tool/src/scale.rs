@@ -214,7 +214,10 @@ fn start(args: &RunArgs) -> Result<Option<LocalServer>, Error> {
         args: args.server_args.clone(),
     };
     say(format_args!("loading {}", model.display()));
-    LocalServer::start(&command, args.timeout).map(Some)
+    let progress = Progress::waiting("loading");
+    let server = LocalServer::start(&command, args.timeout);
+    progress.finish();
+    server.map(Some)
 }
 
 /// Returns a hash of a model's length and of pieces from all over it: those of another one of its name differ, be it the same

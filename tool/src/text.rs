@@ -1,9 +1,11 @@
 //! Text for the terminal. What files, paths and variables hold is foreign: it may not move the
-//! cursor, change colours or look like a line of the tool's own.
+//! cursor, change colours or look like a line that the tool wrote. The tool's own colours reach
+//! terminals only, and none if `NO_COLOR` is set.
 
 use std::fmt::{Display, Write as _};
 use std::io::{self, ErrorKind, Write as _};
 
+use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, Row, Table, presets};
 use serde::Serialize;
 
@@ -27,6 +29,23 @@ pub fn plain(text: impl Display) -> String {
         }
     }
     out
+}
+
+/// Names of columns and devices.
+const HEADING: Style = Style::new().bold();
+/// Results of tests, and failures.
+const PASSED: Style = AnsiColor::Green.on_default();
+const FAILED: Style = AnsiColor::Red.on_default().bold();
+
+/// Marks text as a heading.
+pub fn heading(text: impl Display) -> String {
+    format!("{HEADING}{text}{HEADING:#}")
+}
+
+/// Marks text as good or bad news.
+pub fn verdict(is_good: bool, text: impl Display) -> String {
+    let style = if is_good { PASSED } else { FAILED };
+    format!("{style}{text}{style:#}")
 }
 
 /// A column of a table: its name, and the side on which its cells lie.
@@ -55,7 +74,9 @@ pub fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) ->
             Column::Number(_) => CellAlignment::Right,
         });
     }
-    table.trim_fmt() + "\n"
+    let text = table.trim_fmt() + "\n";
+    let (names, rows) = text.split_at(text.find('\n').unwrap_or(text.len()));
+    heading(names) + rows
 }
 
 /// Characters that are said of the beginning and of the end of a long line: a parser may repeat a text of a megabyte.
@@ -77,6 +98,12 @@ pub fn say(line: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{}", shortened(plain(line)));
 }
 
+/// Writes the reason of a failure to standard error.
+pub fn fail(reason: impl Display) {
+    let line = shortened(plain(reason));
+    let _ = writeln!(anstream::stderr(), "{} {line}", verdict(false, "ggml-npu:"));
+}
+
 /// Writes to standard output. A reader that stops early, such as `head`, is not an error.
 ///
 /// - `text`: lines; foreign text in them was passed through [`plain`]
@@ -84,7 +111,7 @@ pub fn say(line: impl Display) {
 /// # Errors
 /// The system's, other than a closed pipe.
 pub fn print(text: &str) -> Result<(), ToolError> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
+    match anstream::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
@@ -118,6 +145,7 @@ mod tests {
         let columns = [Column::Text("name"), Column::Number("M"), Column::Text("")];
         let row = |cells: [&str; 3]| cells.map(String::from).to_vec();
         let text = table(&columns, [row(["漢字", "512", "x"]), row(["a", "1", ""])]);
+        let text = anstream::adapter::strip_str(&text).to_string();
         assert_eq!(text, "name    M\n漢字  512  x\na       1\n");
     }
 

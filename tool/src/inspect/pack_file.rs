@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::ToolError;
 use crate::files::Files;
+use crate::progress::Progress;
 use crate::text::{Column, plain, print, print_json, table};
 
 /// The report.
@@ -63,6 +64,8 @@ pub fn run(
         _ => None,
     };
     let table = pack.table();
+    let bytes = table.entries.iter().map(|entry| entry.bytes).sum();
+    let progress = verify.is_some().then(|| Progress::new("verifying", bytes));
     let row = |entry: &Entry| {
         let source = &entry.source;
         PackRow {
@@ -76,7 +79,13 @@ pub fn run(
             full_hash: format!("{:032x}", source.full),
             payload_hash: format!("{:032x}", entry.payload),
             error: entry.error,
-            problem: verify.and_then(|_| problem(&pack, entry, model.as_ref())),
+            problem: verify.and_then(|_| {
+                let found = problem(&pack, entry, model.as_ref());
+                if let Some(progress) = &progress {
+                    progress.add(entry.bytes);
+                }
+                found
+            }),
         }
     };
     let report = PackReport {
@@ -87,6 +96,9 @@ pub fn run(
         tensors: table.entries.iter().map(row).collect(),
         packed_bytes: table.entries.iter().map(Entry::payload_bytes).sum(),
     };
+    if let Some(progress) = &progress {
+        progress.finish();
+    }
     match json {
         true => print_json(&report)?,
         false => print(&report.to_string())?,

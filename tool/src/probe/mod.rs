@@ -16,6 +16,7 @@ use ggml_rust_npu::hexagon::discovery::sessions;
 use ggml_rust_npu::rockchip::discovery::chip;
 
 use self::private::Private;
+use crate::progress::Progress;
 use crate::text::plain;
 use crate::{NO_DEVICE, ToolError, devices};
 
@@ -120,6 +121,7 @@ fn timed<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<Duration, E> {
 /// # Errors
 /// Text for the user.
 pub fn run(config: &Config) -> Result<ExitCode, ToolError> {
+    let progress = Progress::waiting("probing");
     trace::start();
     let mut lines = Lines {
         section: "probe".into(),
@@ -145,6 +147,7 @@ pub fn run(config: &Config) -> Result<ExitCode, ToolError> {
     }
     lines.section = "probe".into();
     lines.add("devices", found);
+    progress.finish();
     crate::text::print(&lines.text)?;
     Ok(match found {
         0 => ExitCode::from(NO_DEVICE),
