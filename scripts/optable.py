@@ -16,7 +16,7 @@ HEAD = """# Operations
 
 What `test-backend-ops` of llama.cpp {version} says of `{device}` on a simulated {chip} under strict coherence, with
 `GGML_RUST_NPU_REPACK=always`, case by case. `make optable` writes this file after `make ops`. *Refused* means that the device
-leaves the case to the CPU, for a reason in the table below; *nothing to compare with*, that the device computes it and
+leaves the case to the CPU, for a reason in the table below. *Nothing to compare with* means that the device computes it and
 llama.cpp's CPU backend does not.
 
 | operation | OK | refused | nothing to compare with |

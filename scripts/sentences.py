@@ -4,7 +4,7 @@
 Usage: sentences.py [PAGE...]    the pages of PAGES without one
 
 Code, links' targets, headings, sources and names in capitals (of types and operations) count as no words; what stands between
-semicolons in a cell of a table is a paragraph. The pages of docs/results are not held to it yet.
+semicolons in a cell of a table is a paragraph.
 """
 
 import re
@@ -13,7 +13,9 @@ from pathlib import Path
 
 from project import ROOT, Problem, main_with
 
-PAGES = ["*.md", "docs/guide/*.md", "docs/internals/*.md", "dist/**/*.md", "patches/*.md", "fuzz/*.md"]
+PAGES = ["*.md", "docs/**/*.md", "dist/**/*.md", "patches/*.md", "fuzz/*.md", "examples/*.md"]
+# Pages that other work changes now.
+LATER = {"docs/results/cost.md", "docs/results/models.md"}
 MOST_WORDS = 30
 
 # What reads like a riddle, and what to write.
@@ -62,7 +64,8 @@ def findings(text):
 
 
 def main():
-    pages = [Path(name).resolve() for name in sys.argv[1:]] or sorted({page for each in PAGES for page in ROOT.glob(each)})
+    pages = [Path(name).resolve() for name in sys.argv[1:]] or sorted(
+        {page for each in PAGES for page in ROOT.glob(each)} - {ROOT / name for name in LATER})
     found = [f"{page.relative_to(ROOT)}, line {line}: {reason}" for page in pages
              for line, reason in findings(page.read_text(encoding="utf-8"))]
     for each in found:

@@ -161,6 +161,6 @@ def write():
                 "costs](speed.md) for a prompt of the examples and a question, and for steps in which the sequences that "
                 "have not "
                 "ended go on.",
-                "how a reward model chooses, because none was found to fetch: best-of-N chooses and beam search "
-                "choose by the model's own probabilities. No joules were measured, and larger models were not tried.", tables,
+                "This page cannot show how a reward model chooses, because none was found to fetch. Best-of-N and beam "
+                "search choose by the model's own probabilities. No joules were measured, and larger models were not tried.", tables,
                 runs.datetime.date.fromtimestamp(last))

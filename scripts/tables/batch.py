@@ -25,12 +25,11 @@ def write():
                "million packets for weights", "modelled packets of all operations", "modelled tokens/s"]
     return Page("A decode step of llama-batched-bench on the device",
                 f"SmolLM2-135M {KIND} on the simulated {CHIP} (rung 2), 1 to 32 sequences: llama-batched-bench with prompts of "
-                f"{PROMPT} tokens of their own. Commands, bytes of weights, tile products and packets for weights are those "
-                f"that "
-                "the plan of the backend reckons for the commands that it sends (`GGML_RUST_NPU_LOG=debug`); *modelled* is the "
-                "model of [the page on speed](speed.md), which knows the shape of the model alone.",
-                "tokens each second of a device: the simulated one's own times are those of the computer that runs it. The "
-                "plan "
+                f"{PROMPT} tokens, one for each sequence. The backend's plan estimates commands, bytes of weights, tile products and "
+                "packets for weights as it sends the commands (`GGML_RUST_NPU_LOG=debug`). *Modelled* columns come from the "
+                "model of [the page on speed](speed.md), which knows only the shape of the model.",
+                "This page cannot show tokens each second of a device, because a simulated one has the times of the computer "
+                "that runs it. The plan "
                 "counts the kernels that read weights, and what surrounds a tile on the matrix unit; the model counts whole "
                 "operations.",
                 [Table("", columns, rows)], kept.date())

@@ -45,9 +45,10 @@ def dequantization(counted):
     return Table("## Dequantization\n\nPackets for a tile of 32 × 32 weights: the dequantizer alone, and the whole product of "
                  "M rows with weights of K = N = 2048, with the preparation of activations and the writing of results. The "
                  "paper's Figure 15 compares a conventional order with scatter, the matrix unit's order, its own groups, and "
-                 "no dequantization. The first two rows are counted for this comparison and not used: a row of ggml's blocks, "
-                 "whose nibbles are masked, shifted, widened, converted and multiplied, and whose results a scatter writes to "
-                 "the tile; and the same arithmetic on this backend's tiles, where this backend has one lookup.",
+                 "no dequantization. The first two rows are counted for this comparison and not used. The first row masks, "
+                 "shifts, widens, converts and multiplies the nibbles of a row of ggml's blocks, and a scatter writes the "
+                 "results to the tile. The second has the same arithmetic on this backend's tiles, where this backend has one "
+                 "lookup.",
                  ["chip", "weights", "dequantizer", "M = 4", "M = 32", "M = 128"], rows)
 
 
@@ -103,7 +104,7 @@ def write():
     return Page("Ablations of the Hexagon kernels",
                 "Packets that qemu-hexagon counts for the kernels of the DSP library, and for a few that others use (rung 3; "
                 "`hexagon-ops/tests/packets.txt`, which `make dsp` compares). They are exact and repeatable.",
-                "time. A packet is what the DSP issues at once, not a cycle. Waiting for memory, the 24 to 48 packets that a "
-                "gather takes on V75, those of a scatter, and the time of the matrix unit are not in these numbers, and no "
-                "power was measured.",
+                "This page cannot show time. A packet is a group of instructions that the DSP issues together, not a cycle. The "
+                "numbers leave out waiting for memory, gathers (24 to 48 packets on V75), scatters and the time of the matrix "
+                "unit. No power was measured.",
                 [dequantization(counted), softmax(counted), attention(counted)])

@@ -21,7 +21,7 @@ class Table(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page. `limits` are sentences about what its numbers cannot show."""
+    """A page. `limits` are whole sentences about what its numbers cannot show."""
 
     title: str
     text: str
@@ -33,7 +33,7 @@ class Page(NamedTuple):
         parts = [f"# {self.title}", self.text]
         made = f"`make results TABLE={name}`"
         parts.append(f"{made}, {self.date.isoformat()}." if self.date else f"{made} writes this page from counts in the tree.")
-        parts.append(f"What this cannot show: {self.limits}")
+        parts.append(self.limits)
         for table in self.tables:
             parts += [table.text, table.markdown()]
         return "\n\n".join(wrapped(part) for part in parts if part) + "\n"

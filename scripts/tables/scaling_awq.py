@@ -93,7 +93,7 @@ def write():
                 "published one of 4 bits, dequantized, so it lies on a grid already. Embeddings are Q8_0 for the tool's "
                 "rows, F16 "
                 "for the others.",
-                "that scaling helps blocks of Q4_0, or which text and how much of it serves best: such rows differ by less "
-                "than their errors, and the errors of pairs were not computed. Nor does it show models of billions of "
+                "This page cannot show that scaling helps blocks of Q4_0, or which text and how much of it serves best. Such "
+                "rows differ by less than their errors, and the errors of pairs were not computed. Nor does it show models of billions of "
                 "parameters, groups of 128, 3 bits, and tasks.",
                 [ablation, sizes, domains], kept.date())
