@@ -31,17 +31,17 @@ SPLIT = re.compile(r"## SPLIT #(\d+): (\w+)")
 
 HEAD = """# Architectures
 
-A random model of each architecture that `test-llama-archs` of llama.cpp {version} writes, quantized to {types}. llama-bench
-computes a prompt of 16 tokens and decodes a few on a simulated {chip} ({device}). *Nodes* are those of a token that the device
-computes, *of* those that are computed anywhere (both of the {first} file). Then come the device's splits in a token's graph for
-each type of file; in brackets stand those of the prompt's graph, if there are more. The lookup of the embedding, which llama.cpp leaves to the CPU,
-comes before them. `scripts/archs.py` writes this file from the device's own line about each model and llama.cpp's list of
-splits, and `--check` compares with it. Rung of evidence: 2.
+A random model of each architecture that `test-llama-archs` of llama.cpp {version} writes, quantized to {types}.
+llama-bench computes a prompt of 16 tokens and decodes a few on a simulated {chip} ({device}). *Nodes* are those of a token that
+the device computes, *of* those that are computed anywhere (both of the {first} file). Then come the device's splits in a
+token's graph for each type of file; in brackets stand those of the prompt's graph, if there are more. The lookup of the
+embedding, which llama.cpp leaves to the CPU, comes before them. `scripts/archs.py` writes this file from the device's own
+line about each model and llama.cpp's list of splits, and `--check` compares with it. Rung of evidence: 2.
 
 `test-llama-archs` itself, whose models have F32 weights, compares the logits with the CPU backend's (error at most 1e-4,
 normalized). It does so for each device alone, and for all devices by `-sm tensor`, where ggml's device for it cuts each tensor
-into slices. `scripts/test.py archs` runs it so on V75, V79, RK3588, two V75, and a V75 beside an RK3588, all simulated. None fails
-of 133 models on one device, nor of the 102 whose architectures llama.cpp takes for `-sm tensor`.
+into slices. `scripts/test.py archs` runs it so on V75, V79, RK3588, two V75, and a V75 beside an RK3588, all simulated. None
+fails of 133 models on one device, nor of the 102 whose architectures llama.cpp takes for `-sm tensor`.
 
 Models of 128 tokens write no text. `tests/e2e/long_vocabularies.py` (`make test-all`) gives 10 of these models, and two
 models of Gemma 4, vocabularies of 49,000 to 262,000 tokens from llama.cpp's tree; files are in Q4_K_M, Q8_0 and MXFP4. Logits

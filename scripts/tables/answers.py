@@ -162,5 +162,6 @@ def write():
                 "have not "
                 "ended go on.",
                 "This page cannot show how a reward model chooses, because none was found to fetch. Best-of-N and beam "
-                "search choose by the model's own probabilities. No joules were measured, and larger models were not tried.", tables,
+                "search choose by the model's own probabilities. No joules were measured, and larger models were not "
+                "tried.", tables,
                 runs.datetime.date.fromtimestamp(last))

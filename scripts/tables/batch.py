@@ -25,7 +25,8 @@ def write():
                "million packets for weights", "modelled packets of all operations", "modelled tokens/s"]
     return Page("A decode step of llama-batched-bench on the device",
                 f"SmolLM2-135M {KIND} on the simulated {CHIP} (rung 2), 1 to 32 sequences: llama-batched-bench with prompts of "
-                f"{PROMPT} tokens, one for each sequence. The backend's plan estimates commands, bytes of weights, tile products and "
+                f"{PROMPT} tokens, one for each sequence. The backend's plan estimates commands, bytes of weights, tile "
+                "products and "
                 "packets for weights as it sends the commands (`GGML_RUST_NPU_LOG=debug`). *Modelled* columns come from the "
                 "model of [the page on speed](speed.md), which knows only the shape of the model.",
                 "This page cannot show tokens each second of a device, because a simulated one has the times of the computer "

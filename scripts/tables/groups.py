@@ -51,7 +51,8 @@ def write():
                 f"Tables 4 and 5 of the EuroSys'26 paper: {NAME}, the whole model on the simulated {CHIP} (rung 2), "
                 f"{runs.CHUNKS} × "
                 "512 tokens of wiki text; statistics of 40 × 512 other tokens of it.",
-                f"This page cannot show knowledge: {LARGER} answers little better than by chance, which is 25 %, so its answers show how often "
+                f"This page cannot show knowledge: {LARGER} answers little better than by chance, which is 25 %, so its "
+                "answers show how often "
                 "arithmetic changes a choice, and hardly how good it is. A device's FP16 may round in other places than the "
                 "simulated one.",
                 [table("## Groups of weights\n\nOne scale for 32 × 1 or for 2 × 16 weights.", groups),

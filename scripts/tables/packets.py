@@ -104,7 +104,8 @@ def write():
     return Page("Ablations of the Hexagon kernels",
                 "Packets that qemu-hexagon counts for the kernels of the DSP library, and for a few that others use (rung 3; "
                 "`hexagon-ops/tests/packets.txt`, which `make dsp` compares). They are exact and repeatable.",
-                "This page cannot show time. A packet is a group of instructions that the DSP issues together, not a cycle. The "
+                "This page cannot show time. A packet is a group of instructions that the DSP issues together, not a "
+                "cycle. The "
                 "numbers leave out waiting for memory, gathers (24 to 48 packets on V75), scatters and the time of the matrix "
                 "unit. No power was measured.",
                 [dequantization(counted), softmax(counted), attention(counted)])

@@ -51,5 +51,6 @@ def write():
                 "are of "
                 f"{STATISTICS} × 512 other tokens of the text. Embeddings are Q8_0, in the second row F16. Bits are those of a "
                 "weight with its scales; with `--lpbq` those of the format that an engine for it would hold.",
-                "This page cannot show accuracy on tasks, which was not measured, nor Qualcomm's own quantizer: the second row is the "
+                "This page cannot show accuracy on tasks, which was not measured, nor Qualcomm's own quantizer: the "
+                "second row is the "
                 "plain rule of its format, without its calibration.", tables, kept.date())

@@ -73,7 +73,8 @@ def write():
                 f"Perplexity over {runs.CHUNKS} × 512 tokens of wiki text. Q8_0, Q4_0 and F16 are made by llama-quantize "
                 f"from the "
                 "published file.",
-                "This page cannot show speed and power: no board was here. The simulated chip computes exact integers, as the documentation of "
+                "This page cannot show speed and power: no board was here. The simulated chip computes exact integers, "
+                "as the documentation of "
                 "the real "
                 "one says of it.", [device, *(weights_alone(kept, name, chosen[name]) for name in ROUNDED if name in chosen)],
                 kept.date())

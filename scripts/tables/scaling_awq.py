@@ -94,6 +94,7 @@ def write():
                 "rows, F16 "
                 "for the others.",
                 "This page cannot show that scaling helps blocks of Q4_0, or which text and how much of it serves best. Such "
-                "rows differ by less than their errors, and the errors of pairs were not computed. Nor does it show models of billions of "
+                "rows differ by less than their errors, and the errors of pairs were not computed. Nor does it show "
+                "models of billions of "
                 "parameters, groups of 128, 3 bits, and tasks.",
                 [ablation, sizes, domains], kept.date())

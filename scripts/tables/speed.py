@@ -84,8 +84,10 @@ def write():
                 "measure: "
                 f"{rates['memory_gb_per_s']:.0f} GB/s from memory, {rates['matrix_gflops'] / 1e3:.2f} TFLOPS (both from the "
                 f"paper), {rates['threads']} threads with {rates['packets_per_us']:.0f} packets in a microsecond each. The "
-                "last rate is an assumption, so the second table has half of it. Sizes between the counted ones are on the line through them.",
-                "This page cannot show speed. Read ratios: ggml-hexagon's published figures are 0.4 to 0.75 of what the same rates give for it. "
+                "last rate is an assumption, so the second table has half of it. Sizes between the counted ones are on "
+                "the line through them.",
+                "This page cannot show speed. Read ratios: ggml-hexagon's published figures are 0.4 to 0.75 of what the "
+                "same rates give for it. "
                 "Left out "
                 "are the host (a decode step of SmolLM2's graph takes 28 µs of it, docs/results/cost.md), its waking up, "
                 "sampling, cache stalls and heat. No power was measured.", tables)

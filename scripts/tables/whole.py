@@ -58,9 +58,11 @@ def write():
     return Page("Whole operations on Hexagon",
                 f"Packets of whole operations on one thread, this project's (`hexagon-ops/tests/packets.txt`, which `make dsp` "
                 f"compares) and those of {who}. The latter runs with its own dispatcher and its host's choice of kernels, "
-                f"compiled by clang 22 (`hexagon-ops/tests/peer_operations.txt`, which `make peer` writes). One emulator counts both "
+                "compiled by clang 22 (`hexagon-ops/tests/peer_operations.txt`, which `make peer` writes). One emulator "
+                "counts both "
                 f"(rung 3). V75 "
-                f"takes V73's packets, V81 V79's.\n\nA figure is the cost of a further command of a repeated graph: it is read, "
+                "takes V73's packets, V81 V79's.\n\nA figure is the cost of a further command of a repeated graph: it is "
+                "read, "
                 f"compared with that of the last run, and executed, and its results are written. Activations and results are "
                 f"those of earlier commands, which stay in the cache; weights of norms and caches of keys and values are new "
                 f"in each layer. Results are cleaned once, when the fence of the submission is answered, which is not in these "
@@ -68,6 +70,7 @@ def write():
                 f"project takes fewer packets. *KiB*: what ggml-hexagon's DMA engine copies, which is free here. This "
                 f"project's products and attention have weights and caches copied, too; its other operations read and write "
                 f"through the cache.",
-                "This page cannot show time. Copies of the DMA engine are free on both sides, although they take time on a device, and the matrix "
+                "This page cannot show time. Copies of the DMA engine are free on both sides, although they take time on "
+                "a device, and the matrix "
                 "unit's instructions count as packets and do nothing. Waiting for memory and for gathers is not in it. On a "
                 "device both use several threads. [Whole models](../models.md) says how often models need what.", tables)
