@@ -10,7 +10,7 @@ use test_kit::{Header, layout};
 #[ignore = "needs FASTRPC_BINDINGS, made of FastRPC's headers: make test fetches them"]
 fn structs_and_values_are_those_of_fastrpcs_headers() {
     let mut header = Header::of("FASTRPC_BINDINGS");
-    // One case of a union that is no larger.
+    // The largest member of the union `remote_arg`.
     layout!(header, RemoteArg = "remote_buf" { pv = "pv", len = "nLen" });
     header.expect_size("remote_arg", size_of::<RemoteArg>());
     layout!(header, DspCapability = "remote_dsp_capability" {

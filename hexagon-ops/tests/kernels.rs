@@ -232,7 +232,7 @@ fn gemv_of_activations_that_8_bits_hold_is_exact() {
         for blocks in [1, 2, 4, 7] {
             let k = 256 * blocks;
             let w = Weights::random(weight, 32, k, &mut numbers);
-            // Whole numbers up to 127, which each block of 32 has: its scale is a power of two.
+            // Whole numbers. Each block of 32 has a 127, so that its scale is a power of two.
             let mut row = || -> Vec<f32> {
                 let mut row: Vec<f32> = (0..k).map(|_| (numbers.float() * 127.0).round()).collect();
                 row.iter_mut().step_by(32).for_each(|x| *x = 127.0);

@@ -244,7 +244,7 @@ proptest! {
         prop_assume!(absmax(&values) > 0.0);
         let plain = error(&values, clip(&values, Method::AbsMax), Method::AbsMax);
         let best = error(&values, clip(&values, Method::Mse), Method::Mse);
-        // FP32 sums of some hundred terms in the choice, FP64 here.
+        // `clip` compares sums of some hundred terms in FP32, this test in FP64.
         prop_assert!(best <= plain * (1.0 + 1e-4) + 1e-6, "{} {}", best, plain);
     }
 }

@@ -22,8 +22,8 @@ pub(super) fn install(host: Option<&NpuHost>) {
     if let Some(host) = host {
         HOST.get_or_init(|| *host);
     }
-    // A Rust program that links this crate may have its own logger; then the lines go there, and which
-    // of them is the program's to say.
+    // A Rust program that links this crate may have its own logger; then the lines go there, and the
+    // program chooses which of them it shows.
     if log::set_logger(&HostLog).is_ok() {
         IS_OURS.store(true, Ordering::Relaxed);
     }

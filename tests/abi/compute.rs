@@ -87,7 +87,7 @@ fn a_cache_that_the_device_and_the_cpu_write_by_turns_is_seen_by_both() {
     let result = of(c"result", NPU_ROLE_RESULT, 8192);
     let stream = Stream::new(HEX);
     let [to_cache, from_cache] = [
-        // As the state of a recurrence, which no CPU reads unless it is told.
+        // The cache has the role of a recurrence's state, which the CPU does not read by itself.
         node(c"CPY", cache, &[computed, cache]),
         node(c"ADD", result, &[cache, x]),
     ];

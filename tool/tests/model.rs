@@ -396,7 +396,7 @@ fn heads_of_keys_and_values_are_those_of_each_layer() {
     llama(64, 1).write(&number);
     write_with_array(&mut llama(64, 1), &array, &[2, 2]);
     assert_eq!(report(&number, &[]), report(&array, &[]));
-    // A layer with fewer of them, and one without attention.
+    // One layer with fewer KV heads, and one without attention.
     let bytes = |kv_heads: &[u32]| {
         write_with_array(&mut llama(64, 1), &array, kv_heads);
         report(&array, &[])["cache_bytes_per_token"]

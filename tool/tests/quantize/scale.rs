@@ -24,7 +24,7 @@ fn scaling_alone_changes_the_weights_and_no_logit() {
         let want = BLOCKS * if architecture == "qwen2" { 10 } else { 9 };
         assert_eq!(changed, want, "{architecture}");
         let off = difference(&logits(&after), &logits(&before));
-        // 24 bits, through two blocks.
+        // Each of the two blocks rounds to the 24 bits of FP32.
         assert!(off < 1e-5, "{architecture}: {off}");
     }
 }

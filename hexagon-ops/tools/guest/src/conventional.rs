@@ -141,7 +141,7 @@ pub fn dequantize_rows(weights: &[u8], k_tiles: usize, out: &mut [Tile]) -> bool
 #[inline(always)]
 fn two_blocks(blocks: &[u8; LINE_BYTES], [first, second, low, high]: [Vector; 4]) -> Vector {
     let bytes = hvx::load_bytes(blocks);
-    // The 16 bytes of quants of the first block to piece 0, those of the second to piece 2.
+    // Moves the 16 bytes of quants of the first block to piece 0, those of the second to piece 2.
     let to_first = rotate(bytes, 2);
     let to_second = rotate(bytes, LINE_BYTES as i32 - (32 - 20));
     let both = hvx::or(hvx::and(to_first, first), hvx::and(to_second, second));

@@ -79,7 +79,7 @@ pub fn run(
 /// Returns a random command, its name and the bytes of its result.
 fn command(rng: &mut Rng) -> (&'static str, Command, usize) {
     use wire::{TYPE_F16 as F16, TYPE_F32 as F32, TYPE_I32 as I32};
-    // Some rows are so long that their columns are shared out.
+    // Some rows are so long that the threads divide their columns.
     let longest = [32, 32, 32 * 12][rng.below(3)];
     let n = 32 * (1 + rng.below(longest)) + [0, 0, 4, 17][rng.below(4)];
     let rows = 1 + rng.below((MAX_ELEMENTS / n).min(40));

@@ -245,8 +245,8 @@ fn vocabulary(file: &File) -> Vec<String> {
     let Value::Array { len, .. } = entry.value else {
         panic!("tokens are no array")
     };
-    // Key (its length, its text), kind, kind of the elements, their number: then texts, each after
-    // its length.
+    // The length and text of the key, two kinds and the number of elements come first; then each
+    // text after its length.
     let header = 8 + entry.key.len() + 4 + 4 + 8;
     let mut rest = &file.bytes()[entry.range.clone()][header..];
     let mut tokens = Vec::new();
