@@ -13,7 +13,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check packages-check notes newest vendor direct
+.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures screen unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check packages-check notes newest vendor direct
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -35,7 +35,8 @@ help:
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip, and on 1 to 8 threads; hours"
 	@echo "make optable  docs/results/operations.md from the log of make ops: which upstream cases the Hexagon device computes"
-	@echo "make figures  charts of docs/figures from the tables in the tree, and counted packets into docs/results/cost.md"
+	@echo "make figures  charts of docs/figures and docs/results/how-good.md from the tables in the tree, and counted packets"
+	@echo "            into docs/results/cost.md; make screen records the README's terminal first"
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
 	@echo "make direct the tests of an RK3588's device without librknnrt, over two emulated kernel drivers"
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
@@ -118,6 +119,11 @@ optable:
 	@$(PYTHON) scripts/optable.py
 
 figures:
+	@$(PYTHON) scripts/figures.py
+	@$(PYTHON) scripts/how_good.py
+
+screen: build
+	@$(PYTHON) scripts/screen.py record
 	@$(PYTHON) scripts/figures.py
 
 results:

@@ -11,6 +11,7 @@ from html import escape
 from math import log10
 from typing import NamedTuple
 
+import screen
 from project import ROOT, Problem, main_with
 
 FIGURES = ROOT / "docs" / "figures"
@@ -215,6 +216,7 @@ def main():
         raise Problem("usage: figures.py [--check]")
     wanted = {RESULTS / "cost.md": cost_page()}
     wanted |= {FIGURES / f"{name}.svg": draw(chart()) for name, chart in CHARTS.items()}
+    wanted[FIGURES / "screen.svg"] = screen.draw()
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if check and stale:
         names = ", ".join(str(path.relative_to(ROOT)) for path in stale)

@@ -309,6 +309,7 @@ fn charts_show_the_numbers_in_the_tree() {
     // The page of speed is the tool's to check: tool/tests/model.rs.
     for (script, pages) in [
         ("scripts/figures.py", None),
+        ("scripts/how_good.py", None),
         ("scripts/results.py", Some("packets")),
     ] {
         let script = root().join(script);

@@ -327,6 +327,26 @@ fn completions_and_manual_pages_know_every_subcommand() {
     assert!(!text(&run(&["--help"], &[])).contains("generate"));
 }
 
+/// README.md shows `docs/figures/screen.txt`, which `make screen` records.
+#[test]
+fn the_recorded_screen_has_the_devices_as_they_are_listed_today() {
+    let recorded = include_str!("../../docs/figures/screen.txt");
+    let (_, after) = recorded.split_once("ggml-npu devices\n").unwrap();
+    let (recorded, _) = after.split_once("\n\n").unwrap();
+    let output = run(&["devices"], &[("GGML_RUST_NPU_SIM", "hexagon-v75")]);
+    // Memory, threads and what else was looked for are the machine's.
+    let shown = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| !line.starts_with("- "));
+        lines
+            .map(|line| line.replace(|c: char| c.is_ascii_digit(), ""))
+            .collect()
+    };
+    assert_eq!(
+        shown(recorded),
+        shown(&String::from_utf8(output.stdout).unwrap())
+    );
+}
+
 #[test]
 fn what_a_terminal_would_obey_is_escaped() {
     let folder = folder("tool_escapes");
