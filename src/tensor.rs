@@ -105,8 +105,8 @@ impl DType {
     }
 }
 
-/// Bytes that one element can become in a device's layout, with room: matrices of one element are padded
-/// to a tile or to several, 8 KiB, and their sizes are counted in bits, too.
+/// Upper bound of the bytes of one element in a device's layout. The worst case is a matrix of one
+/// element, which is padded to 8 KiB; the rest of the factor keeps sizes in bits from overflowing.
 const MOST_BYTES_OF_AN_ELEMENT: usize = 1 << 20;
 
 /// ggml's dimensions and byte strides, innermost first.

@@ -231,7 +231,7 @@ fn every_path_in_a_page_exists() {
     let folders = modules("");
     let mut wrong = Vec::new();
     for (page, text) in pages() {
-        // A changelog names what was.
+        // A changelog may name files that no longer exist.
         if page.ends_with("CHANGELOG.md") {
             continue;
         }

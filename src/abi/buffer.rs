@@ -49,7 +49,8 @@ pub extern "C" fn npu_buffer_new(device: usize, size: usize, shared: bool) -> *m
         let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return std::ptr::null_mut();
         };
-        // Before it is tried, because the system may end the process for it. llama.cpp shortens no context whose length is given.
+        // Warns before it allocates, because the system may end the process for it. llama.cpp does not shorten a context whose
+        // length is given.
         let devices = DEVICES.get().into_iter().flatten();
         let (left, _) = memory::of_machine(devices.map(DeviceEntry::held_bytes));
         if size > left && left > 0 {

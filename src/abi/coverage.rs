@@ -1,5 +1,5 @@
-//! The share of a model that a device computes: counted while a graph is computed, told once for a token, and once for a graph
-//! of many rows that no token follows, as an encoder's.
+//! Measures the share of a model that a device computes. Nodes are counted while a graph is computed. The result is logged once
+//! for a token, and once for a graph of many rows that no token follows, such as an encoder's.
 //!
 //! ggml asks about every node of a graph before it computes the graph, and about every weight when
 //! it loads a model. Then it hands over graphs: one for each stretch of nodes between nodes of

@@ -1,4 +1,5 @@
-//! From the text of variables to values. An error is what is wrong with the text; the table of variables adds the rest.
+//! Parses the values of environment variables. An error says what is wrong with the text; the table of variables adds the name
+//! and the values that are allowed.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

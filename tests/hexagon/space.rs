@@ -388,7 +388,7 @@ fn a_failure_has_the_number_of_its_node_in_the_graph() {
     }
 }
 
-/// A weight that no buffer takes made the model fail to load, where the CPU could have it.
+/// A weight larger than any buffer failed the load of the model instead of going to the CPU.
 #[test]
 fn heads_that_no_buffer_takes_are_left_to_the_cpu() {
     let gib = 1u64 << 30;
