@@ -30,7 +30,7 @@ fn pool(threads: usize) -> ThreadPool {
 fn tiles(criterion: &mut Criterion) {
     let [_, k] = SHAPE;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    // Groups are never packed at load: they come from a file.
+    // Types with groups are left out: they come from a pack file, already packed.
     let all = WeightType::ALL.into_iter();
     for weight in all.filter(|weight| *weight != WeightType::Q4Tile) {
         // PANIC: K is whole tiles.

@@ -28,6 +28,7 @@ fn main() {
     let mut host = compiler(&root, &found[&APIS[0]]);
     host.file(watched(plugin.join("glue/host.c")));
     host.compile("plugin_host");
-    // A program that asks twice gets the same answer, and threads outlive no code.
+    // The library is never unloaded: a program that loads it twice gets the same one, and its
+    // threads never lose their code.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

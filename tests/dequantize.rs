@@ -28,7 +28,7 @@ fn blocks_become_the_values_of_ggmls_own_conversion() {
         let want = values.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
         for (index, (have, want)) in out.iter().zip(want).enumerate() {
             let (have_bits, want_bits) = (have.to_bits(), want.to_bits());
-            // The sign of a zero is the compiler's choice in either.
+            // The compiler may choose the sign of a zero, here and in ggml.
             let same = have_bits == want_bits || (*have == 0.0 && want == 0.0);
             assert!(same, "{} {index}: {have} is not {want}", dtype.name());
         }

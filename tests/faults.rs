@@ -179,7 +179,7 @@ fn weights_go_to_the_next_address_space_if_one_has_less_room_than_reckoned() {
     let started = contexts();
     let _first = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
     let _second = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
-    // That of the second address space; none was let go.
+    // One more context, for the second address space; none was freed.
     assert_eq!(contexts(), started + 1);
 }
 
@@ -263,7 +263,7 @@ fn weights_are_allocated_after_calls_let_theirs_go_if_no_next_address_space_can_
         assert!(second.is_ok(), "{code}: {}", second.unwrap_err());
         assert!(live().contexts < started.contexts);
         drop((first, second));
-        // The self-test's activations are let go, too: what is left belongs to the device.
+        // The self-test's activations are freed, too, so that no memory is left.
         assert_eq!(live().mems, 0);
     }
 }

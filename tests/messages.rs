@@ -137,7 +137,7 @@ fn skip(code: &str, at: usize) -> Option<usize> {
     } else if rest.starts_with('\'') {
         let mut chars = rest.char_indices().skip(2);
         let (end, quote) = chars.next()?;
-        // Not a lifetime.
+        // A character and not a lifetime.
         (quote == '\'').then_some(at + end + 1)
     } else {
         None
@@ -161,7 +161,7 @@ fn debug_placeholders(text: &str) -> Vec<&str> {
     while let Some(start) = rest.find('{') {
         rest = &rest[start + 1..];
         if let Some(after) = rest.strip_prefix('{') {
-            // A brace, and no placeholder.
+            // An escaped brace is no placeholder.
             rest = after;
         } else if let Some((inside, after)) = rest.split_once('}') {
             let form = inside

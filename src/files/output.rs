@@ -105,7 +105,7 @@ pub fn remove_unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
 /// finished.
 #[derive(Debug)]
 pub struct OutputFile {
-    // Dropped, and with it removed, before its name is forgotten.
+    // Declared first, so that dropping it removes the file while its name is still known.
     out: Option<BufWriter<NamedTempFile>>,
     path: PathBuf,
     place: Destination,

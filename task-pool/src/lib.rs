@@ -130,7 +130,7 @@ impl Pool {
             stop: AtomicBool::new(false),
             crowded,
         });
-        // Made before the threads: should one not start, dropping the pool ends the others.
+        // The pool exists before its threads: if one does not start, dropping the pool ends the others.
         let mut pool = Self {
             shared,
             workers: Vec::new(),

@@ -344,7 +344,7 @@ fn a_token_is_counted_and_told_once() {
         let stream = Stream::new(HEX);
         lines_with("");
         for graph in 0..ends_after {
-            // The glue begins each graph so.
+            // The glue begins each graph with this question.
             assert_eq!(stream.replay(0), None);
             assert_eq!(stream.compute(5, &[node]), NPU_STATUS_OK);
             let told = lines_with("nodes of a token, in 1 split");

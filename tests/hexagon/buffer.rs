@@ -408,7 +408,7 @@ fn the_device_computes_while_a_weight_is_packed() {
         .write(&w, 0, bytes.len(), Content::Bytes(&bytes))
         .unwrap();
     assert_eq!(meeting.computed.get(), Some(&true));
-    // A part of it, too.
+    // The same for a write of a part.
     let meeting = Meeting::new(&device);
     let w = Tensor {
         dequantize: Some(&meeting),

@@ -65,7 +65,7 @@ fn until_failure(faults: &str) -> (Error, Duration) {
             }
             Err(failed) => {
                 let took = began.elapsed();
-                // Out of use at once.
+                // The device is out of use at once, without waiting.
                 let began = Instant::now();
                 let again = mul_mat(&device, &w, &home, &act, [64, 1, 1, 1]).unwrap_err();
                 let refused = matches!(

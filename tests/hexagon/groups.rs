@@ -51,7 +51,7 @@ impl Both {
                 for kt in 0..k / 32 {
                     let d = f16::from_f32(numbers.float() / 8.0);
                     bytes.extend(d.to_le_bytes());
-                    // Of each column the even k, then the odd one.
+                    // Each column has its even k first, then its odd one.
                     let mut levels = [[0.0; 2]; 16];
                     if format == Format::Q4_0 {
                         for pair in &mut levels {

@@ -156,7 +156,7 @@ fn an_address_space_that_is_fuller_than_thought_is_made_room_in() {
 #[test]
 fn a_full_window_of_the_system_is_made_room_in() {
     let mut sim = strict(75);
-    // The ring, and three of the weights with what a product needs.
+    // Room for the ring, and for three of the weights with the operands of a product.
     sim.window_bytes = 664 * KIB + 260 * KIB;
     let device = small_device(sim, OPTIONS);
     let machine = device.npu().rpc().stand_in().unwrap();

@@ -44,7 +44,7 @@ pub fn watch() -> Result<(), ToolError> {
             let _names = files::remove_unfinished();
             local::kill_all();
             say("ggml-npu: interrupted; unfinished files were removed");
-            // Without destructors: other threads are in the middle of something.
+            // Runs no destructors, because other threads may still use what they would free.
             low_level::exit(INTERRUPTED);
         }
     })?;

@@ -125,7 +125,7 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, ToolError> {
     };
     let jobs = jobs(args, &tensors, imatrix.as_ref(), &transforms)?;
     if imatrix.is_some() && !uses_statistics(args, &jobs) {
-        // As llama-quantize, which takes one with each type.
+        // It is a note and no error, because llama-quantize accepts statistics with each type.
         say(
             "--imatrix changes nothing: no weight of the model's blocks becomes a type of 3, 4 or 5 bits",
         );
@@ -210,7 +210,7 @@ fn scale(args: &QuantizeArgs, file: &File, imatrix: &Imatrix) -> Result<Transfor
     let progress = Progress::new("searching scales", groups.len() as u64);
     let recipe = args.recipe();
     let searched = |tensor: &TensorInfo| match recipe.format_of(&tensor.name, tensor)? {
-        // Low-power blocks have levels of 4 bits, whatever holds them.
+        // Low-power blocks have levels of 4 bits, whatever the type of the file is.
         format if format == args.format => Some(args.lpbq.map_or(format, |_| Format::Q4_0)),
         // A weight that is not quantized among those that are loses nothing.
         format => format.dtype().is_quantized().then_some(format),

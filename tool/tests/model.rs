@@ -362,7 +362,7 @@ fn models_that_it_does_not_know_are_refused_by_name() {
 /// Writes a model whose heads of keys and values are an array of a number for each layer.
 fn write_with_array(model: &mut Model, path: &Path, kv_heads: &[u32]) {
     const KEY: &str = "llama.attention.head_count_kv";
-    // An entry as long as that of the array: the same place of all that follows.
+    // This entry is as long as that of the array, so that all that follows keeps its place.
     let long = "x".repeat(KEY.len() + 8 + 4 * kv_heads.len());
     model.forget(KEY);
     model.number(&long, 0);

@@ -68,7 +68,7 @@ fn the_last_box_then_the_last_announcement_then_the_last_number_is_the_answer() 
     assert_eq!(found("about 2/3 or 12.5%"), "12.5%");
     assert_eq!(extract("no idea"), None);
     assert_eq!(extract("\\boxed{}"), None);
-    // A box that was cut off is none.
+    // A box that was cut off does not count.
     assert_eq!(found("4, so \\boxed{\\frac{1}{"), "1");
 }
 

@@ -200,7 +200,7 @@ fn expert_groups(header: &Header, block: usize) -> Result<Vec<ScaleGroup>, ToolE
     };
     let mut groups: Vec<_> = (0..count).map(by_expert).collect();
     groups.push(ScaleGroup {
-        // Statistics are taken of the first, and the router may have none.
+        // The statistics are those of the first one; the router may have none.
         readers: vec![gate, up, router],
         producer: norm,
         producer_is_norm: true,

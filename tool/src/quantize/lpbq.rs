@@ -254,7 +254,7 @@ mod tests {
     fn a_block_whose_inputs_the_statistics_do_not_know_keeps_its_range() {
         for seed in 1..20 {
             let mut row = numbers(seed, 128, 1.0);
-            // It has the row's largest weights: a scale that the others would choose clips it.
+            // This block has the row's largest weights, which a scale for the others would clip.
             row[32..64].iter_mut().for_each(|x| *x *= 20.0);
             let mut weights = vec![1.0; 128];
             weights[32..64].fill(0.0);

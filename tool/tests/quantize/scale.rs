@@ -149,7 +149,7 @@ fn rescaled_statistics_are_those_of_the_scaled_model() {
         }
         off as f64 / all as f64
     };
-    // But for blocks with two scales that are as good as each other, where the last bit decides.
+    // Not quite 0: in some blocks two scales are equally good, and the last bit decides.
     let off = part_off(rescaled.to_str().unwrap());
     assert!(off < 0.01, "{off}");
     let off = part_off(statistics);

@@ -386,7 +386,7 @@ fn the_next_stream_is_the_one_that_the_last_words_name() {
     let mut registers = case.registers();
     registers.extend([(0x101, 0x10, 0x8000), (0x101, 0x14, 55)]);
     let (memory, program) = case.memory(&registers);
-    // The stream's own end says that nothing follows; here it ends before that.
+    // A complete stream ends with a word that says that nothing follows; this one lacks it.
     memory.0.borrow_mut()[(program.words as usize + 1) * 8..][..8].fill(0);
     let next = Program {
         address: 0x8000,
