@@ -13,7 +13,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures screen unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check packages-check notes newest vendor direct
+.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures screen coverage unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check packages-check notes newest vendor direct
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -43,6 +43,7 @@ help:
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
 	@echo "make fuzz   arbitrary input to each target of fuzz/, for HOURS of CPU time each; 5 minutes if not given"
 	@echo "make sanitize  Rust tests with the address and the thread sanitizer; make miri: those of the thread pools in Miri"
+	@echo "make coverage  lines of each crate that the Rust tests run, with floors; INSTALL=1 installs Rust's LLVM tools"
 	@echo "make narrow Rust tests of the DSP's code in a build for 32 bits, as the DSP's is"
 	@echo "make mutants  small faults put into the code, and how many of them the Rust tests notice; MODULE=ring: in that"
 	@echo "make soak   llama-server with faults, NaN prompts and cancelled requests, HOURS=n; 15 minutes if not given"
@@ -121,6 +122,9 @@ optable:
 figures:
 	@$(PYTHON) scripts/figures.py
 	@$(PYTHON) scripts/how_good.py
+
+coverage:
+	@$(PYTHON) scripts/coverage.py
 
 screen: build
 	@$(PYTHON) scripts/screen.py record

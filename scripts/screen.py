@@ -118,7 +118,7 @@ def draw():
     width, height = round(COLUMNS * ADVANCE) + 2 * MARGIN, TOP + LINE * len(lines) + 6
     title = "ggml-npu lists a simulated Hexagon NPU and reckons a model on it, and llama-server answers with it"
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" xml:space="preserve">',
            f"  <title>{escape(title)}</title>",
            "  <!-- Drawn by scripts/screen.py from screen.txt; `make figures`. -->", STYLE,
            f'  <rect class="page" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>',
