@@ -232,6 +232,8 @@ impl Command {
 /// # Errors
 /// The reason why the node is not for this device.
 pub fn question(target: &Target, operation: &Operation) -> Result<(), Refusal> {
+    let turned = turned(target, operation);
+    let operation = turned.as_ref().unwrap_or(operation);
     if operation.op == Op::FlashAttnExt {
         if target.repack != Repack::Always {
             return Err("attention is the CPU's");
