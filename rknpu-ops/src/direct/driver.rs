@@ -17,7 +17,7 @@ const PAGE_BYTES: usize = 4096;
 pub enum Purpose {
     /// Operands, results and streams.
     Data,
-    /// What the driver itself needs for the jobs of a core.
+    /// Lists and results that the driver itself needs for the jobs of a core.
     Jobs,
 }
 
