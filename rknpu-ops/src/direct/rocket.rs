@@ -138,8 +138,9 @@ impl Rocket {
         if let Err(error) = self.prepare(own) {
             self.is_stuck.store(true, Ordering::Relaxed);
             let text = format!(
-                "rocket does not end {} within {WAIT:?} ({error}); they may write results later, so nothing more runs",
-                name()
+                "rocket does not end {} within {} ms ({error}); they may write results later, so nothing more runs",
+                name(),
+                WAIT.as_millis()
             );
             return Err(io::Error::new(io::ErrorKind::TimedOut, text));
         }
@@ -148,8 +149,9 @@ impl Rocket {
         }
         if begun.elapsed() >= TIME_OUT {
             let text = format!(
-                "rocket stopped {} at its time-out of {TIME_OUT:?}, and reset the core",
-                name()
+                "rocket stopped {} at its time-out of {} ms, and reset the core",
+                name(),
+                TIME_OUT.as_millis()
             );
             return Err(io::Error::new(io::ErrorKind::TimedOut, text));
         }
