@@ -225,13 +225,13 @@ fn main() {
         }
         let normed = model.norm(x);
         model.product(normed, 1024);
-        let home = Some(&model.memory.buffer as &dyn Buffer);
+        let operands = Some(&model.memory.buffer as &dyn Buffer);
         let nodes = (model.nodes.iter()).map(|(operation, feeds_next)| Node {
             operation: *operation,
             out: RegionMut::from(&mut [][..]),
             feeds_next: *feeds_next,
-            dst: home,
-            src: [home; ggml_rust_npu::graph::MAX_SOURCES],
+            dst: operands,
+            src: [operands; ggml_rust_npu::graph::MAX_SOURCES],
         });
         let stream = HexStream::new(Arc::clone(&device));
         let computed = stream.submit(1, &mut nodes.collect::<Vec<_>>());

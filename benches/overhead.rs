@@ -17,14 +17,14 @@ use rknpu_ops::sim;
 use task_pool::Pool;
 
 /// Blocks of 32 plain floats: the time to dequantize is not ours.
-struct Plain;
+struct F32InBlocks;
 
-const PLAIN: DType = DType::Quantized {
+const F32_IN_BLOCKS: DType = DType::Quantized {
     block_elems: 32,
     block_bytes: 128,
 };
 
-impl Dequantize for Plain {
+impl Dequantize for F32InBlocks {
     fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
         bytemuck::cast_slice_mut::<f32, u8>(out).copy_from_slice(blocks);
     }
@@ -87,8 +87,8 @@ impl MulMat {
         let weights = Tensor {
             place: Place::Packed,
             role: Role::State,
-            dequantize: Some(&Plain),
-            ..tensor(PLAIN, [k, n])
+            dequantize: Some(&F32InBlocks),
+            ..tensor(F32_IN_BLOCKS, [k, n])
         };
         let bytes = device.packed_bytes(&weights);
         let buffer = RkBuffer::new(Arc::clone(device), bytes).expect("memory for the weights");
@@ -223,17 +223,17 @@ fn repack(criterion: &mut Criterion) {
         .sample_size(10);
     let device = null_device(&caps::RK3588);
     let (k, n) = (1536, 4096);
-    for dtype in [PLAIN, DType::F16] {
+    for dtype in [F32_IN_BLOCKS, DType::F16] {
         let weights = Tensor {
             place: Place::Packed,
             role: Role::State,
-            dequantize: Some(&Plain),
+            dequantize: Some(&F32InBlocks),
             ..tensor(dtype, [k, n])
         };
         let buffer = RkBuffer::new(Arc::clone(&device), device.packed_bytes(&weights))
             .expect("memory for the weights");
         let bytes = vec![0x3f_u8; dtype.row_bytes(k).unwrap_or(0) * n];
-        let name = if dtype == PLAIN {
+        let name = if dtype == F32_IN_BLOCKS {
             "int8 from f32"
         } else {
             "fp16"

@@ -114,7 +114,7 @@
 #define NPU_BUFFERS_HOST_AND_PACKED 0
 
 // `npu_device_buffers`: computed tensors in memory that the device shares with the CPU, weights in
-// a buffer type of their own.
+// a separate buffer type.
 #define NPU_BUFFERS_SHARED_AND_PACKED 1
 
 // `npu_device_buffers`: everything in one buffer type, which the CPU reaches by set and get only.
@@ -214,22 +214,21 @@ const char *npu_device_name(size_t device);
 // Returns the chip, library, driver, and whether it is simulated.
 const char *npu_device_description(size_t device);
 
-// Writes the free and total bytes of memory that weights can use: the device's part of the system's, as far as its address
-// spaces reach. llama.cpp adds up the parts, which together are the system's memory.
+// Writes the free and total bytes of memory that weights can use: the device's part of the
+// system's, as far as its address spaces reach. llama.cpp adds up the parts, which together are
+// the system's memory.
 //
 // # Safety
 // Both pointers are valid for writes.
-void npu_device_memory(size_t device,
-                       size_t *free_bytes,
-                       size_t *total_bytes);
+void npu_device_memory(size_t device, size_t *free_bytes, size_t *total_bytes);
 
-// Returns `true` if the device computes a node. Reads metadata only. In a process that was forked from the one that
-// opened the NPU, `true` for every node: graphs fail there, and no other backend may compute them.
+// Returns `true` if the device computes a node. Reads metadata only. In a process that was forked
+// from the one that opened the NPU, `true` for every node: graphs fail there, and no other backend
+// may compute them.
 //
 // # Safety
 // `node` is valid, and so are the names and buffers in it.
-bool npu_supports_op(size_t device,
-                     const struct npu_node *node);
+bool npu_supports_op(size_t device, const struct npu_node *node);
 
 // Notes that the CPU computes a node, whose caches it reads and writes in place.
 //
@@ -323,13 +322,12 @@ void npu_host_memory_freed(size_t device, const void *base, size_t size);
 // `buffer` is alive.
 void *npu_buffer_base(const struct npu_buffer *buffer);
 
-// Makes what a tensor needs to be written, and returns an `NPU_STATUS_*`. A log line gives the reason of a failure, which
-// leaves the buffer as it was.
+// Makes what a tensor needs to be written, and returns an `NPU_STATUS_*`. A log line gives the
+// reason of a failure, which leaves the buffer as it was.
 //
 // # Safety
-// `buffer` is alive, `tensor` is valid and lies in it.
-uint32_t npu_buffer_prepare(const struct npu_buffer *buffer,
-                            const struct npu_tensor *tensor);
+// `buffer` is alive, `tensor` is valid and is in it.
+uint32_t npu_buffer_prepare(const struct npu_buffer *buffer, const struct npu_tensor *tensor);
 
 // Writes bytes `[offset, offset + size)` of a tensor, packs the rows that they belong to, and
 // returns an `NPU_STATUS_*`. A log line gives the reason of a failure, such as other bytes of the
@@ -337,7 +335,7 @@ uint32_t npu_buffer_prepare(const struct npu_buffer *buffer,
 // fail.
 //
 // # Safety
-// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
+// `buffer` is alive, `tensor` is valid and is in it, `data` is valid for `size` bytes.
 uint32_t npu_buffer_set(const struct npu_buffer *buffer,
                         const struct npu_tensor *tensor,
                         const void *data,
@@ -348,7 +346,7 @@ uint32_t npu_buffer_set(const struct npu_buffer *buffer,
 // `npu_buffer_set`.
 //
 // # Safety
-// `buffer` is alive, `tensor` is valid and lies in it.
+// `buffer` is alive, `tensor` is valid and is in it.
 uint32_t npu_buffer_fill(const struct npu_buffer *buffer,
                          const struct npu_tensor *tensor,
                          uint8_t value,
@@ -361,7 +359,7 @@ uint32_t npu_buffer_fill(const struct npu_buffer *buffer,
 // NaN in floating-point types, and graphs that use the buffer fail.
 //
 // # Safety
-// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.
+// `buffer` is alive, `tensor` is valid and is in it, `data` is valid for writes of `size` bytes.
 uint32_t npu_buffer_get(const struct npu_buffer *buffer,
                         const struct npu_tensor *tensor,
                         void *data,

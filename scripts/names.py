@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Counts names that mean several things: type names and file names outside tests, and docs that begin with a question word.
+Fails if a name is back that had several meanings.
 
 A name that is defined twice sends a reader to the wrong file. The two device families have the same file names on purpose,
 so src/hexagon and src/rockchip count once.
@@ -8,7 +9,7 @@ so src/hexagon and src/rockchip count once.
 import re
 from collections import defaultdict
 
-from project import ROOT, TARGET, main_with
+from project import ROOT, TARGET, Problem, main_with
 
 # Folders with code that ships, in which a name should mean one thing.
 FOLDERS = ["src", "tool", "hexagon-ops/src", "hexagon-ops/skel/src", "rknpu-ops/src", "scale/src", "sim-common/src",
@@ -21,6 +22,27 @@ QUESTION = re.compile(r"^ *//[/!] (What|Whether|How|Where)\b", re.M)
 
 # File names that say little by themselves.
 VAGUE = ["memory.rs", "tensor.rs", "pack.rs"]
+
+# Names that had several meanings: what to write, and the files in which a name keeps its one meaning.
+RETIRED = {
+    "home": ("buffer, handle", ["src/config", "tool/src/probe"]),
+    "Home": ("OperandBuffer", []),
+    "plain": ("rows_f32, unpacked, ggml_bytes, unrotated, escaped", ["tool/src/quantize"]),
+    "is_plain": ("what is true of it: is_dense_f32, only_hides, is_left_unpacked", []),
+    "Plain": ("RowsF32, Unpacked, RoundOnly", []),
+    "PLAIN": ("AS_IS, UNQUANTIZED", []),
+    "PlainMatMul": ("UnpackedMatMul", []),
+    "Int8Plain": ("Int8Unrotated", []),
+    "told": ("logged", []),
+    "let_go": ("drop_caches", []),
+    "recall": ("rebind", []),
+    "remember": ("cache, record, to_checked", []),
+    "simulator": ("stand-in", []),
+}
+# Functions and types that one place may define: `divides` is arithmetic, `Refusal` a text.
+ONCE = ["divides", "Refusal"]
+# A remainder, and no function: what ends the use of an idle NPU is `release_idle`.
+NO_FUNCTION = ["rest"]
 
 
 def sources():
@@ -49,6 +71,29 @@ def distinct(paths):
     return {path.relative_to(family(path)) if family(path) else path for path in paths}
 
 
+def code(text):
+    """A file's text without comments and without what stands in quotes."""
+    return re.sub(r'"(?:[^"\\\n]|\\.)*"', '""', re.sub(r"//.*", "", text))
+
+
+def retired(files):
+    """Yields each use of a name that had several meanings."""
+    defined = defaultdict(list)
+    for path, text in files:
+        words = set(re.findall(r"\w+", code(text)))
+        for name, (better, kept) in RETIRED.items():
+            if name in words and not str(path).startswith(tuple(kept)):
+                yield f"{path}: {name}; write {better}"
+        for name in re.findall(r"\b(?:fn|struct|enum|type|trait) (\w+)", code(text)):
+            defined[name].append(path)
+    for name in ONCE:
+        if len(defined[name]) > 1:
+            yield f"{name} is defined in {', '.join(map(str, defined[name]))}"
+    for name in NO_FUNCTION:
+        if defined[name]:
+            yield f"{', '.join(map(str, defined[name]))}: no function is called {name}"
+
+
 def main():
     types, files, questions = defaultdict(set), defaultdict(set), []
     for path, text in sources():
@@ -64,6 +109,11 @@ def main():
     for name in VAGUE:
         print(f"{name}: {len(distinct(files[name]))} ({', '.join(sorted(map(str, files[name])))})")
     print(f"{len(questions)} comments of items begin with What, Whether, How or Where")
+    found = list(retired(sources()))
+    for each in found:
+        print(f"   {each}")
+    if found:
+        raise Problem(f"{len(found)} names with several meanings are back")
     return 0
 
 

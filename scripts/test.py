@@ -131,7 +131,8 @@ def step_lint(tally):
             dict(tool_env(), RUSTDOCFLAGS="-D warnings"))
     for name in ("python", "c", "actions", "locks"):
         command(tally, f"lint-{name}", [sys.executable, ROOT / "scripts" / "lint.py", name])
-    command(tally, "lint-sentences", [sys.executable, ROOT / "scripts" / "sentences.py"])
+    for name in ("sentences", "comments", "names"):
+        command(tally, f"lint-{name}", [sys.executable, ROOT / "scripts" / f"{name}.py"])
 
 
 def step_cargo(tally):

@@ -65,8 +65,8 @@ ggml-hexagon ({peer}). Rung of evidence: 3, an emulator.
 
 ## Totals
 
-Millions of packets. *Ours / theirs* compares the kinds of operation that ggml-hexagon computes; *only ours* is what this
-project computes and ggml-hexagon leaves to the CPU.
+Millions of packets. *Ours / theirs* compares the kinds of operation that ggml-hexagon computes; *only ours* counts kinds
+that ggml-hexagon leaves to the CPU.
 
 | model | workload | ours | ggml-hexagon | ours / theirs | only ours |
 |---|---|---:|---:|---:|---:|
@@ -75,9 +75,11 @@ project computes and ggml-hexagon leaves to the CPU.
 SPEED = """
 ## Modelled tokens/s
 
-Four threads; a step takes the longest of packets, copied bytes and multiplications ({matrix:.2f} TFLOPS), or, where the matrix
-unit is not taken to work beside the threads, the sum of packets and multiplications. *Nominal*: {nominal} packets in a µs and
-thread, {memory} GB/s. *Fitted*: rates with which ggml-hexagon's counted packets give its published speeds: {prompt} packets in
+Four threads; a step takes the longest of packets, copied bytes and multiplications ({matrix:.2f} TFLOPS). Where the matrix
+unit is not taken to work beside the threads, it takes the sum of packets and multiplications.
+*Nominal*: {nominal} packets in a µs and
+thread, {memory} GB/s. *Fitted*: rates with which ggml-hexagon's counted packets give its published speeds.
+These are {prompt} packets in
 a µs and thread for prompts, the lower one without overlap; {token} for generation, with 31 to 60 GB/s. Predictions are bands
 and not measurements. *Published* are figures of ggml-hexagon on a V73, by others: where its own prediction misses them, this
 project's may miss as much.

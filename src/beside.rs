@@ -1,5 +1,5 @@
-//! Packed forms of weights that lie in memory which programs read and write in place: what both families need to keep such
-//! forms beside their weights.
+//! Packed forms of weights that are in memory which programs read and write in place: what both
+//! families need to keep such forms beside their weights.
 
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -15,8 +15,8 @@ pub fn leaves_enough(bytes: usize, (free, total): (usize, usize)) -> bool {
     free.saturating_sub(bytes) >= total / FREE_PART
 }
 
-/// Returns a hash of a piece of a weight, by which a form knows that the weight has not changed. That of the weight is the
-/// exclusive or of its pieces'. Allocates nothing.
+/// Returns a hash of a piece of a weight, by which a form knows that the weight has not changed.
+/// That of the weight is the exclusive or of its pieces'. Allocates nothing.
 ///
 /// - `first`: where the piece starts in the weight, a multiple of 1 MiB
 #[must_use]

@@ -1,5 +1,5 @@
-//! ggml's blocks, BF16 and F32 to `f32`, for weights that are packed without ggml: bit for bit what ggml's
-//! `to_float` gives.
+//! ggml's blocks, BF16 and F32 to `f32`, for weights that are packed without ggml: bit for bit what
+//! ggml's `to_float` gives.
 //!
 //! Products of a block's scales and levels are exact in FP32 in nearly all types, so that it does
 //! not matter whether a compiler fuses their additions; where they are not (Q6_K), nothing is

@@ -102,7 +102,8 @@ pub enum Error {
         /// Shape, type and core of the call.
         what: String,
     },
-    /// A call into the vendor's library failed before anything ran, with a code that may stand for a lack of memory.
+    /// A call into the vendor's library failed before anything ran, with a code that may stand for
+    /// a lack of memory.
     #[error("{call} returned {code} ({name}) for {what}, maybe for lack of memory")]
     MaybeShortage {
         /// The function.
@@ -186,7 +187,7 @@ pub enum Error {
         /// The error of the call.
         shortage: Box<Error>,
     },
-    /// The packed form of a weight ends behind its buffer.
+    /// The packed form of a weight ends after its buffer.
     #[error("{tensor} takes {need} bytes packed, and its buffer has {have} for it")]
     NoRoom {
         /// Name of the tensor.
@@ -206,8 +207,8 @@ pub enum Error {
         /// Attempted action.
         action: &'static str,
     },
-    /// Device memory or a context could not be had, and too few file descriptors are left: each takes
-    /// some.
+    /// Device memory or a context could not be had, and too few file descriptors are left: each
+    /// takes some.
     #[error(
         "{call} gave no {what}: too few of the {limit} file descriptors that the process may have are left, see ulimit -n"
     )]
@@ -276,8 +277,10 @@ impl Error {
         matches!(self, Self::WrongSums { .. })
     }
 
-    /// Returns `true` if the library has no multiplication of this shape: it may have those of others.
-    // SOURCE: librknnrt 2.3.2 has the text "need kernel tile for M…, but not support kernel tile currently!".
+    /// Returns `true` if the library has no multiplication of this shape: it may have those of
+    /// others.
+    // SOURCE: librknnrt 2.3.2 has the text "need kernel tile for M…, but not support kernel tile
+    // currently!".
     #[must_use]
     pub fn is_of_shape(&self) -> bool {
         match self {

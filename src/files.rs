@@ -94,7 +94,8 @@ impl MappedFile {
             // this. A map starts at a page, so the range covers whole pages of any size that
             // divides its alignment.
             let done = unsafe { map.unchecked_advise_range(advice, start, end - start) };
-            // If the kernel refuses, the pages stay: the process looks larger than it is, and works.
+            // If the kernel refuses, the pages stay: the process looks larger than it is, and
+            // works.
             done.unwrap_or_default();
         }
     }

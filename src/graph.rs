@@ -66,7 +66,8 @@ impl Tensor<'_> {
     }
 }
 
-/// Most operands of an operation: SSM_SCAN has states, inputs, steps, decays, two projections and numbers.
+/// Most operands of an operation: SSM_SCAN has states, inputs, steps, decays, two projections and
+/// numbers.
 pub const MAX_SOURCES: usize = 7;
 /// 32-bit words of parameters.
 pub const PARAMS: usize = 16;
@@ -104,9 +105,10 @@ pub struct Operation<'a> {
 const FEWEST_TURNED: usize = 32;
 
 impl<'a> Operation<'a> {
-    /// Returns the product with its factors in the other order, as weights times rows, if the second factor is weights in F16
-    /// and the first was computed: a convolution multiplies the rows of IM2COL with its kernel. The result's rows are the
-    /// columns of this one's, one after another in F32, and have no memory yet.
+    /// Returns the product with its factors in the other order, as weights times rows, if the
+    /// second factor is weights in F16 and the first was computed: a convolution multiplies the
+    /// rows of IM2COL with its kernel. The result's rows are the columns of this one's, one after
+    /// another in F32, and have no memory yet.
     #[must_use]
     pub fn turned(&self) -> Option<Self> {
         let (Op::MulMat, [Some(rows), Some(kernel), ..]) = (self.op, &self.src) else {

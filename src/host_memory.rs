@@ -98,8 +98,8 @@ impl<'a> Region<'a> {
     }
 
     /// Returns `count` rows of `k` elements as F32, and whether they are in place; they start at
-    /// `offset` and are `stride_bytes` apart. Rows of aligned floats that do not overlap are in place,
-    /// others are converted into `scratch`.
+    /// `offset` and are `stride_bytes` apart. Rows of aligned floats that do not overlap are in
+    /// place, others are converted into `scratch`.
     ///
     /// # Panics
     /// If a row is not inside, or `dtype` is neither F32 nor F16: the planner admits only these.
@@ -384,13 +384,13 @@ mod tests {
             .collect();
         let mut shifted = vec![0u8];
         shifted.extend(&bytes);
-        let [plain, unaligned] = [&bytes, &shifted].map(|bytes| Region(bytes));
+        let [aligned, unaligned] = [&bytes, &shifted].map(|bytes| Region(bytes));
         let scratch = &mut Vec::new();
         for (region, offset, stride, expected) in [
-            (plain, 0, 8, ([1.5, -2.0, 3.0, 4.0], true)),
+            (aligned, 0, 8, ([1.5, -2.0, 3.0, 4.0], true)),
             (unaligned, 1, 8, ([1.5, -2.0, 3.0, 4.0], false)),
             // A window that slides by one.
-            (plain, 0, 4, ([1.5, -2.0, -2.0, 3.0], false)),
+            (aligned, 0, 4, ([1.5, -2.0, -2.0, 3.0], false)),
         ] {
             let (rows, in_place) = region.rows(offset, DType::F32, [2, 2], stride, scratch);
             let values = [rows.row(0), rows.row(1)].concat();

@@ -35,7 +35,8 @@
 //! | [`ggml_version`] | the versions of ggml that a program may have |
 //! | `register` | with the feature of that name: registers the backend with the ggml of a Rust program |
 //!
-//! `tests/architecture.rs` holds the modules to this order. `ARCHITECTURE.md` follows a weight and a token through them.
+//! `tests/architecture.rs` holds the modules to this order. `ARCHITECTURE.md` follows a weight and
+//! a token through them.
 
 pub mod abi;
 pub mod backend;

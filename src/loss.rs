@@ -30,8 +30,8 @@ impl SquaredLoss {
         }
     }
 
-    /// Returns the relative loss, which is 0 for zeros that were kept. It is no finite number if weights became
-    /// infinite, or if zeros became other numbers.
+    /// Returns the relative loss, which is 0 for zeros that were kept. It is no finite number if
+    /// weights became infinite, or if zeros became other numbers.
     #[must_use]
     pub fn relative(&self) -> f64 {
         match (self.lost, self.weights) {

@@ -8,11 +8,11 @@
 //!              sampled hash u128 | full hash u128                                         of the source's bytes
 //!              offset u64 | payload bytes u64 | scales u64 | payload hash u128 | error f64
 //! zeros        up to a multiple of 4096
-//! payloads     each at its offset, a multiple of 4096: packed bytes, then the scales, f32 each; zeros behind them
+//! payloads     each at its offset, a multiple of 4096: packed bytes, then the scales, f32 each; zeros after them
 //! ```
 //!
 //! All numbers are little-endian; a string is its length in bytes (u32) and UTF-8. Tensors are in
-//! the order of their offsets, and only zeros lie between them. Hashes are XXH3 with 128 bits: they
+//! the order of their offsets, and only zeros are between them. Hashes are XXH3 with 128 bits: they
 //! find accidents, not attacks. The head's hash covers the bytes before it and the table. A
 //! payload's is [`ChunkHash`], of bytes and scales.
 //!
@@ -22,9 +22,9 @@
 //! **Groups.** `ggml-npu quantize --tile-group` writes a pack whose tensors are in Hexagon's groups
 //! of 2 × 16 weights (layout ids of `Q4Tile` and `Q8Tile`; the picture is in
 //! `hexagon_ops::layout`). They are not the source's numbers in another order: the source is the
-//! Q4_0 or Q8_0 tensor that other devices compute with, and both were quantized from the same model.
-//! A device uses such a tensor instead of its own tiles, and keeps the source's bytes for readers of the tensor. The pack has no other
-//! weights.
+//! Q4_0 or Q8_0 tensor that other devices compute with, and both were quantized from the same
+//! model. A device uses such a tensor instead of its own tiles, and keeps the source's bytes for
+//! readers of the tensor. The pack has no other weights.
 //!
 //! **Identity of a tensor.** A tensor is taken from a pack only if its [`Fingerprint`] (name,
 //! shape, type and sampled hash of its bytes) and the [`LayoutTag`] that the device wants are those

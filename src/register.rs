@@ -1,8 +1,8 @@
 //! Registers the backend with the ggml that is linked into this program.
 //!
 //! The functions of ggml are left to the linker, so only a program that has ggml can be linked with
-//! this module. The glue is there for each version of the backend API whose headers the build found;
-//! which of them the program's ggml has is asked when the program runs.
+//! this module. The glue is there for each version of the backend API whose headers the build
+//! found; which of them the program's ggml has is asked when the program runs.
 #![expect(unsafe_code, reason = "ggml and the glue are C")]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -72,8 +72,8 @@ impl Glue {
 /// The environment variables are those of every program, such as `GGML_RUST_NPU_SIM`.
 ///
 /// # Errors
-/// [`UnfitGgml`] if the version or the structs of the program's ggml are not those that the glue was
-/// compiled for.
+/// [`UnfitGgml`] if the version or the structs of the program's ggml are not those that the glue
+/// was compiled for.
 pub fn register() -> Result<(), UnfitGgml> {
     static DONE: std::sync::OnceLock<Result<(), UnfitGgml>> = std::sync::OnceLock::new();
     DONE.get_or_init(register_once).clone()

@@ -70,8 +70,8 @@ impl Timeline {
             .is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
     }
 
-    /// Opens a file, which the first event empties, or returns the one that another device of this process has
-    /// opened at the path. `None` after a log line if it cannot be written.
+    /// Opens a file, which the first event empties, or returns the one that another device of this
+    /// process has opened at the path. `None` after a log line if it cannot be written.
     #[must_use]
     pub fn open(path: &Path) -> Option<Arc<Self>> {
         let mut files = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,8 +141,9 @@ impl Timeline {
     }
 }
 
-/// Empties a file that is about to be written, but not one that another process is writing. A process that computes
-/// nothing leaves it to those that it starts, as llama-server does for each of several models.
+/// Empties a file that is about to be written, but not one that another process is writing. A
+/// process that computes nothing leaves it to those that it starts, as llama-server does for each
+/// of several models.
 ///
 /// # Errors
 /// The system's, or that of such a file.
@@ -164,7 +165,8 @@ pub(crate) fn begin(file: &File) -> io::Result<()> {
 pub(crate) fn open_output(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create(true).truncate(false);
-    // Without O_NONBLOCK, opening a FIFO waits for its reader. It changes nothing for regular files.
+    // Without O_NONBLOCK, opening a FIFO waits for its reader. It changes nothing for regular
+    // files.
     let file = options.custom_flags(libc::O_NONBLOCK).open(path)?;
     regular(file)
 }
@@ -542,7 +544,8 @@ mod tests {
         let path = path("timeline-taken");
         std::fs::write(&path, "events").unwrap();
         let text = || std::fs::read_to_string(&path).unwrap();
-        // A lock belongs to an opened file, and not to a process. One that computes nothing does not take it.
+        // A lock belongs to an opened file, and not to a process. One that computes nothing does
+        // not take it.
         let idle = Timeline::open(&path).unwrap();
         let other = File::open(&path).unwrap();
         other.try_lock().unwrap();

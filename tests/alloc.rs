@@ -12,7 +12,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{Numbers, PLAIN, Weight, contiguous, packed, tensor};
+use common::{F32_IN_BLOCKS, Numbers, Weight, contiguous, packed, tensor};
 use ggml_rust_npu::backend::{Buffer, Node};
 use ggml_rust_npu::config::rules::Rules;
 use ggml_rust_npu::graph::{Op, Operation, PARAMS, Tensor, sources};
@@ -127,7 +127,7 @@ fn mul_mat(device: &Arc<RkDevice>, dtype: DType, act_dtype: DType, [m, k, n]: [u
 fn mul_mat_id(device: &Arc<RkDevice>, [tokens, used, experts]: [usize; 3]) -> Step {
     let (k, n) = (128, 96);
     let mut numbers = Numbers::fixed(2);
-    let w = Weight::random(&mut numbers, PLAIN, [k, n, experts, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, experts, 1]);
     let ids = numbers.choices(tokens, used, experts);
     Step {
         op: Op::MulMatId,
@@ -169,11 +169,11 @@ fn nothing_is_allocated_from_the_second_run_on() {
         // Decode and a ubatch; rows that are converted first; three segments of K in either
         // arithmetic.
         let mut steps = vec![
-            mul_mat(&device, PLAIN, f32, [1, 576, 1536]),
-            mul_mat(&device, PLAIN, f16, [1, 1536, 576]),
+            mul_mat(&device, F32_IN_BLOCKS, f32, [1, 576, 1536]),
+            mul_mat(&device, F32_IN_BLOCKS, f16, [1, 1536, 576]),
             mul_mat(&device, f16, f32, [1, 576, 1536]),
-            mul_mat(&device, PLAIN, f32, [72, 576, 200]),
-            mul_mat(&device, PLAIN, f32, [1, 3 * 8192, 96]),
+            mul_mat(&device, F32_IN_BLOCKS, f32, [72, 576, 200]),
+            mul_mat(&device, F32_IN_BLOCKS, f32, [1, 3 * 8192, 96]),
             mul_mat(&device, f16, f32, [4, 3 * 4096, 96]),
             mul_mat_id(&device, [1, 4, 8]),
             mul_mat_id(&device, [20, 2, 8]),
@@ -184,8 +184,8 @@ fn nothing_is_allocated_from_the_second_run_on() {
     for caps in [&caps::RK3588, &caps::RK3576] {
         let device = null_device(caps, "weight=int4");
         let mut steps = vec![
-            mul_mat(&device, PLAIN, f32, [1, 1536, 576]),
-            mul_mat(&device, PLAIN, f32, [40, 576, 1536]),
+            mul_mat(&device, F32_IN_BLOCKS, f32, [1, 1536, 576]),
+            mul_mat(&device, F32_IN_BLOCKS, f32, [40, 576, 1536]),
             mul_mat_id(&device, [1, 2, 4]),
         ];
         let counts = allocations(&device, &mut steps);

@@ -6,7 +6,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{
-    Numbers, PLAIN, Weight, contiguous, device, device_with, mul_mat, mul_mat_id, packed, tensor,
+    F32_IN_BLOCKS, Numbers, Weight, contiguous, device, device_with, mul_mat, mul_mat_id, packed,
+    tensor,
 };
 use ggml_rust_npu::backend::{Device, Node};
 use ggml_rust_npu::error::Result;
@@ -72,15 +73,15 @@ fn packed_product(device: &Arc<RkDevice>, w: &Weight) -> Vec<f32> {
     mul_mat(device, w, Some((&buffer, 0)), &activations(), [K, M, 1, 1]).unwrap()
 }
 
-fn forget(device: &RkDevice, w: &Weight) {
+fn invalidate(device: &RkDevice, w: &Weight) {
     let start = w.bytes.as_ptr().addr();
-    device.forget(start..start + w.bytes.len());
+    device.invalidate(start..start + w.bytes.len());
 }
 
 #[test]
 fn the_npu_multiplies_with_weights_in_host_memory_of_its_own_type() {
     let device = device(&caps::RK3588);
-    for dtype in [DType::F16, PLAIN] {
+    for dtype in [DType::F16, F32_IN_BLOCKS] {
         let w = weight(1, dtype);
         let act = activations();
         let is_for_cpu = |place| device.prefers_cpu(&operation(&w, &act, place));
@@ -101,7 +102,7 @@ fn the_npu_multiplies_with_weights_in_host_memory_of_its_own_type() {
             "{dtype:?}, in the next graph"
         );
         assert_eq!(device.bytes_beside(), bytes, "{dtype:?}");
-        forget(&device, &w);
+        invalidate(&device, &w);
         assert_eq!(device.bytes_beside(), 0, "{dtype:?}");
     }
 }
@@ -134,7 +135,7 @@ fn many_loads_and_frees_leave_no_memory_of_the_npu_behind() {
         }
         assert!(device.address_space().0 < before.0);
         // One that ends where another weight begins is that of neither.
-        device.forget(
+        device.invalidate(
             0..weights[0]
                 .bytes
                 .as_ptr()
@@ -142,9 +143,9 @@ fn many_loads_and_frees_leave_no_memory_of_the_npu_behind() {
                 .min(weights[1].bytes.as_ptr().addr()),
         );
         let bytes = device.bytes_beside();
-        forget(&device, &weights[0]);
+        invalidate(&device, &weights[0]);
         assert_eq!(device.bytes_beside() * 2, bytes);
-        forget(&device, &weights[1]);
+        invalidate(&device, &weights[1]);
         assert_eq!(device.bytes_beside(), 0);
         assert_eq!(device.address_space(), before);
     }
@@ -171,7 +172,7 @@ fn weights_without_room_are_the_cpu_s_until_memory_is_freed() {
     assert!(try_product(&device, &second, 2).unwrap_err().is_shortage());
     assert_eq!(device.bytes_beside(), 0);
     assert!(is_for_cpu());
-    forget(&device, &first);
+    invalidate(&device, &first);
     assert!(!is_for_cpu());
 }
 
@@ -195,7 +196,7 @@ fn weights_that_no_address_space_takes_are_the_cpu_s() {
 #[test]
 fn experts_are_packed_beside_their_own_bytes() {
     let device = device(&caps::RK3588);
-    for dtype in [DType::F16, PLAIN] {
+    for dtype in [DType::F16, F32_IN_BLOCKS] {
         let w = Weight::random(&mut Numbers::new(3), dtype, [K, N, 4, 1]);
         let act = Numbers::new(5).floats(K * 3);
         // Two slots for each of three tokens.
@@ -241,7 +242,7 @@ fn experts_are_packed_beside_their_own_bytes() {
         }
         assert_eq!(result, want, "{dtype:?}");
         assert!(device.bytes_beside() > 0, "{dtype:?}");
-        forget(&device, &w);
+        invalidate(&device, &w);
         assert_eq!(device.bytes_beside(), 0, "{dtype:?}");
     }
 }
@@ -292,6 +293,6 @@ fn a_kernel_that_is_the_second_factor_is_multiplied_by_the_npu() {
             );
         }
         assert!(device.bytes_beside() > 0);
-        forget(&device, &kernel);
+        invalidate(&device, &kernel);
     }
 }

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Numbers, PLAIN, Weight, contiguous, device, mul_mat, packed, tensor};
+use common::{F32_IN_BLOCKS, Numbers, Weight, contiguous, device, mul_mat, packed, tensor};
 use ggml_rust_npu::backend::{Buffer, Content, Device};
 use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Tensor, sources};
 use ggml_rust_npu::host_memory::system_memory;
@@ -31,7 +31,7 @@ fn keeping(caps: &'static RkCaps) -> Arc<RkDevice> {
 fn writes_in_any_pieces_and_order_give_the_same_as_one_write() {
     let mut numbers = Numbers::new(11);
     let device = keeping(&caps::RK3588);
-    for dtype in [DType::F16, PLAIN] {
+    for dtype in [DType::F16, F32_IN_BLOCKS] {
         let (k, n) = (64, 90);
         let w = Weight::random(&mut numbers, dtype, [k, n, 2, 1]);
         let act = numbers.floats(3 * k * 2);
@@ -96,8 +96,8 @@ fn a_weight_whose_packed_form_ends_behind_its_buffer_is_refused() {
 fn a_weight_that_is_written_again_is_used_with_its_new_values() {
     let mut numbers = Numbers::new(12);
     let device = keeping(&caps::RK3576);
-    let old = Weight::random(&mut numbers, PLAIN, [96, 40, 1, 1]);
-    let new = Weight::random(&mut numbers, PLAIN, [96, 40, 1, 1]);
+    let old = Weight::random(&mut numbers, F32_IN_BLOCKS, [96, 40, 1, 1]);
+    let new = Weight::random(&mut numbers, F32_IN_BLOCKS, [96, 40, 1, 1]);
     let act = numbers.floats(96);
     let buffer = packed(&device, &old, 0);
     let before = mul_mat(&device, &old, Some((&buffer, 0)), &act, [96, 1, 1, 1]).unwrap();
@@ -111,13 +111,13 @@ fn a_weight_that_is_written_again_is_used_with_its_new_values() {
     assert_eq!(changed, [7]);
 }
 
-/// It was a panic without a dequantizer, and with that of another type it read behind the rows.
+/// It was a panic without a dequantizer, and with that of another type it read after the rows.
 #[test]
 fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() {
     let mut numbers = Numbers::new(14);
     let device = keeping(&caps::RK3588);
-    let old = Weight::random(&mut numbers, PLAIN, [96, 40, 1, 1]);
-    let mut new = Weight::random(&mut numbers, PLAIN, [96, 40, 1, 1]);
+    let old = Weight::random(&mut numbers, F32_IN_BLOCKS, [96, 40, 1, 1]);
+    let mut new = Weight::random(&mut numbers, F32_IN_BLOCKS, [96, 40, 1, 1]);
     let row = old.row_bytes();
     new.bytes[..7 * row].copy_from_slice(&old.bytes[..7 * row]);
     new.bytes[8 * row..].copy_from_slice(&old.bytes[8 * row..]);
@@ -154,8 +154,8 @@ fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() 
 fn a_tensor_of_another_shape_at_the_same_place_replaces_the_old_one() {
     let mut numbers = Numbers::new(13);
     let device = keeping(&caps::RK3588);
-    let old = Weight::random(&mut numbers, PLAIN, [128, 64, 1, 1]);
-    let new = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let old = Weight::random(&mut numbers, F32_IN_BLOCKS, [128, 64, 1, 1]);
+    let new = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let act = numbers.floats(64);
     let buffer = packed(&device, &old, 0);
     let tensor = new.tensor(Some(0));
@@ -173,7 +173,7 @@ fn a_tensor_of_another_shape_at_the_same_place_replaces_the_old_one() {
 fn a_cleared_buffer_is_all_that_value() {
     let mut numbers = Numbers::new(14);
     let device = device(&caps::RK3588);
-    let w = Weight::random(&mut numbers, PLAIN, [32, 32, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [32, 32, 1, 1]);
     let buffer = packed(&device, &w, 0);
     buffer.clear(0);
     // ggml's graph allocator aligns addresses, not offsets.
@@ -191,7 +191,7 @@ fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread(
     let device = Arc::new(RkDevice::start(rknn, &caps::RK3588).unwrap());
     // Two tensors of 256 KiB: more than a page each.
     let (k, n) = (512, 128);
-    let [first, second] = [0, 1].map(|_| Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]));
+    let [first, second] = [0, 1].map(|_| Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]));
     let place = device
         .packed_bytes(&first.tensor(Some(0)))
         .next_multiple_of(4096);
@@ -256,7 +256,7 @@ fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread(
 fn a_write_leaves_the_weights_beside_it_and_one_that_is_refused_all() {
     let mut numbers = Numbers::new(32);
     let device = device(&caps::RK3588);
-    let first = Weight::random(&mut numbers, PLAIN, [64, 40, 1, 1]);
+    let first = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 40, 1, 1]);
     let second = Weight::random(&mut numbers, DType::F16, [64, 40, 1, 1]);
     let size = device.packed_bytes(&first.tensor(Some(0)));
     let [low, at] = [4096, 4096 + size.next_multiple_of(4096)];
@@ -276,7 +276,7 @@ fn a_write_leaves_the_weights_beside_it_and_one_that_is_refused_all() {
     };
     check();
     // A part of a larger tensor, whose other bytes no one has written.
-    let large = Weight::random(&mut numbers, PLAIN, [64, 48, 1, 1]);
+    let large = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 48, 1, 1]);
     let part = Content::Bytes(&large.bytes[..1000]);
     let error = buffer.write(&large.tensor(Some(low)), 0, 1000, part);
     let error = error.unwrap_err().to_string();
@@ -368,7 +368,7 @@ fn what_the_device_supports_fits_in_a_buffer() {
         block_elems: 32,
         block_bytes: 34,
     };
-    const F32_BLOCKS: DType = PLAIN;
+    const F32_BLOCKS: DType = F32_IN_BLOCKS;
     let device = device(&caps::RK3588);
     // Heads of 8B, 12B (Gemma 3), 70B; experts of a large mixture.
     for (dtype, ne, supported) in [
@@ -410,8 +410,8 @@ fn what_the_device_supports_fits_in_a_buffer() {
     }
 }
 
-/// RWKV multiplies with `ggml_reshape_4d(w, k, n, 1, 5)` of a weight of [k, n, 5]. Its bytes are released, so
-/// the graph failed.
+/// RWKV multiplies with `ggml_reshape_4d(w, k, n, 1, 5)` of a weight of [k, n, 5]. Its bytes are
+/// released, so the graph failed.
 #[test]
 fn a_reshaped_weight_is_used_as_it_was_packed() {
     let mut numbers = Numbers::new(31);

@@ -1,9 +1,9 @@
 //! Proves that running out of file descriptors is an error that names the limit, and passes with
-//! its cause. A process of its own, since the limit is one of the process.
+//! its cause. A separate process, since the limit is one of the process.
 
 mod common;
 
-use common::{Numbers, PLAIN, Weight, device_with, mul_mat, packed};
+use common::{F32_IN_BLOCKS, Numbers, Weight, device_with, mul_mat, packed};
 use ggml_rust_npu::error::Error;
 use ggml_rust_npu::rockchip::RkBuffer;
 use ggml_rust_npu::rockchip::caps;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[test]
 fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     let mut numbers = Numbers::new(41);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let act = numbers.floats(64 * 300);
     let options = sim::Options::new(caps::RK3588.soc);
     let (device, rknn) = device_with(options.clone(), &caps::RK3588).unwrap();
@@ -58,7 +58,8 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     // Opens files until no descriptor is left.
     let take_all = || std::iter::from_fn(|| File::open("/dev/null").ok()).collect::<Vec<_>>();
 
-    // A context gets the descriptors of those that calls keep, also if a few are left, which are too few for it.
+    // A context gets the descriptors of those that calls keep, also if a few are left, which are
+    // too few for it.
     Resource::NOFILE.set(limit + 3, hard).unwrap();
     for (home, device, spare) in refusing {
         let mut taken = take_all();

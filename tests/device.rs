@@ -10,7 +10,7 @@
 mod common;
 
 use common::{
-    Numbers, PLAIN, Q8_0, Weight, contiguous, device, device_with, mul_mat, mul_mat_id,
+    F32_IN_BLOCKS, Numbers, Q8_0, Weight, contiguous, device, device_with, mul_mat, mul_mat_id,
     mul_mat_of_graph, nmse_limit, packed, tensor,
 };
 use ggml_rust_npu::backend::{Buffer, Content, Device, Node};
@@ -84,7 +84,7 @@ fn every_chip_and_arithmetic_agrees_with_the_reference() {
     let mut numbers = Numbers::new(1);
     for caps in caps::ALL {
         let device = device(caps);
-        for dtype in [DType::F16, DType::Bf16, PLAIN] {
+        for dtype in [DType::F16, DType::Bf16, F32_IN_BLOCKS] {
             for shape in SHAPES {
                 check(&device, caps, dtype, shape, &mut numbers);
             }
@@ -106,7 +106,7 @@ fn k_that_is_no_multiple_of_a_tile_is_padded() {
 fn planes_are_batched_and_broadcast() {
     let mut numbers = Numbers::new(3);
     let device = device(&caps::RK3588);
-    for dtype in [DType::F16, PLAIN] {
+    for dtype in [DType::F16, F32_IN_BLOCKS] {
         let (k, m, n) = (64, 5, 48);
         // Each dimension has a different factor, so that they cannot be exchanged.
         let w = Weight::random(&mut numbers, dtype, [k, n, 2, 3]);
@@ -132,7 +132,7 @@ fn activations_that_a_node_of_the_graph_overwrites_are_packed_again() {
     let mut numbers = Numbers::new(5);
     let device = device(&caps::RK3588);
     let (k, m) = (64, 3);
-    for dtype in [DType::F16, PLAIN] {
+    for dtype in [DType::F16, F32_IN_BLOCKS] {
         let w = Weight::random(&mut numbers, dtype, [k, k, 1, 1]);
         let mut x = numbers.floats(k * m);
         let graph = u64::MAX;
@@ -210,7 +210,7 @@ fn a_row_does_not_depend_on_the_batch_it_is_computed_in() {
     let mut numbers = Numbers::new(4);
     for caps in caps::ALL {
         let device = device(caps);
-        for dtype in [DType::F16, PLAIN] {
+        for dtype in [DType::F16, F32_IN_BLOCKS] {
             let (k, n) = (576, 200);
             let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
             let buffer = packed(&device, &w, 0);
@@ -241,7 +241,7 @@ fn no_cache_operation_is_forgotten() {
         options.coherence = Coherence::Strict;
         let (strict, _) = device_with(options, caps).unwrap();
         let relaxed = device(caps);
-        for dtype in [DType::F16, PLAIN] {
+        for dtype in [DType::F16, F32_IN_BLOCKS] {
             // Two segments of K; the second multiplication finds stale results of the first in
             // every buffer.
             let (k, n) = (8224, 72);
@@ -262,7 +262,7 @@ fn no_cache_operation_is_forgotten() {
 fn rows_with_huge_tiny_or_missing_numbers_keep_to_themselves() {
     let mut numbers = Numbers::new(6);
     let device = device(&caps::RK3588);
-    for dtype in [DType::F16, PLAIN] {
+    for dtype in [DType::F16, F32_IN_BLOCKS] {
         let (k, n) = (128, 40);
         let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
         let plain = numbers.floats(k);
@@ -291,7 +291,7 @@ fn threads_take_turns() {
     let mut numbers = Numbers::new(7);
     let device = device(&caps::RK3588);
     let (k, n) = (192, 96);
-    let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]);
     let buffer = packed(&device, &w, 0);
     let acts: Vec<_> = [1, 9, 30].map(|m| (m, numbers.floats(m * k))).into();
     let compute = |m: usize, act: &[f32]| {
@@ -314,7 +314,7 @@ fn experts_multiply_the_rows_that_chose_them() {
     let mut numbers = Numbers::new(8);
     let device = device(&caps::RK3588);
     let (k, n, experts, used, tokens) = (96, 40, 5, 3, 7);
-    for dtype in [DType::F16, PLAIN] {
+    for dtype in [DType::F16, F32_IN_BLOCKS] {
         let w = Weight::random(&mut numbers, dtype, [k, n, experts, 1]);
         let buffer = packed(&device, &w, 0);
         let ids = numbers.choices(tokens, used, experts);
@@ -360,9 +360,9 @@ fn weights_fill_one_address_space_after_another_and_give_it_back() {
         )
     );
     let (k, n) = (64, 96);
-    let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]);
     let act = numbers.floats(k * 3);
-    // Most of an address space each, so that the last one lies in the third; memory is only
+    // Most of an address space each, so that the last one is in the third; memory is only
     // reserved, not touched.
     let large = caps::DOMAIN_WEIGHT_BYTES * 3 / 4;
     let offsets = [0, 0, 4096];
@@ -389,7 +389,8 @@ fn weights_fill_one_address_space_after_another_and_give_it_back() {
     RkBuffer::new(device, caps::DOMAIN_WEIGHT_BYTES).unwrap();
 }
 
-/// In such a kernel the switch of spaces succeeds and does nothing; the third buffer of 1.75 GiB does not fit into 4 GiB.
+/// In such a kernel the switch of spaces succeeds and does nothing; the third buffer of 1.75 GiB
+/// does not fit into 4 GiB.
 #[test]
 fn spaces_that_share_their_addresses_are_found_out_when_an_empty_one_is_full() {
     let mut options = sim::Options::new(caps::RK3588.soc);
@@ -423,16 +424,17 @@ fn one_core_is_used_if_several_disturb_each_other() {
     assert!(selftest::cores(device.npu()).unwrap().is_some());
     drop(device);
     let device = Arc::new(RkDevice::start(rknn, &caps::RK3588).unwrap());
-    let w = Weight::random(&mut numbers, PLAIN, [64, 200, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 200, 1, 1]);
     let act = numbers.floats(64 * 5);
     let buffer = packed(&device, &w, 4096);
     let have = mul_mat(&device, &w, Some((&buffer, 4096)), &act, [64, 5, 1, 1]).unwrap();
     let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 64));
-    assert!(error <= nmse_limit(PLAIN), "{error:.1e}");
+    assert!(error <= nmse_limit(F32_IN_BLOCKS), "{error:.1e}");
 }
 
-/// Each product has new shapes, so contexts and memory are made, bound and dropped all the time, by two threads that
-/// multiply and by one that loads weights; runs take long enough for every other call to meet one.
+/// Each product has new shapes, so contexts and memory are made, bound and dropped all the time, by
+/// two threads that multiply and by one that loads weights; runs take long enough for every other
+/// call to meet one.
 #[test]
 fn nothing_but_runs_happens_during_a_run() {
     let mut options = sim::Options::new(caps::RK3588.soc);
@@ -443,7 +445,12 @@ fn nothing_but_runs_happens_during_a_run() {
             let device = &device;
             scope.spawn(move || {
                 let mut numbers = Numbers::new(36 + thread);
-                for (round, dtype) in [PLAIN, DType::F16].into_iter().cycle().take(8).enumerate() {
+                for (round, dtype) in [F32_IN_BLOCKS, DType::F16]
+                    .into_iter()
+                    .cycle()
+                    .take(8)
+                    .enumerate()
+                {
                     let (k, n) = (64 + 32 * round, 13_000);
                     let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
                     let buffer = packed(device, &w, 0);
@@ -482,7 +489,7 @@ fn activations_are_shared_in_a_graph_and_only_there() {
     let mut numbers = Numbers::new(10);
     let device = device(&caps::RK3588);
     let (k, n, m) = (576, 96, 5);
-    let weights = [0, 1].map(|_| Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]));
+    let weights = [0, 1].map(|_| Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]));
     let buffers = [0, 1].map(|i| packed(&device, &weights[i], 0));
     let mut act = numbers.floats(m * k);
     let ne = [k, m, 1, 1];
@@ -501,7 +508,7 @@ fn activations_are_shared_in_a_graph_and_only_there() {
 fn few_rows_with_values_beyond_fp16_are_as_exact_as_the_others() {
     let mut numbers = Numbers::new(31);
     let (k, n, m) = (192, 20, 3);
-    let mut w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+    let mut w = Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]);
     // From just inside to far outside of FP16's 65504, and rows that are unchanged.
     for (row, factor) in [(1, 65504.0), (4, 65530.0), (5, 1e6), (9, 1e30)] {
         w.values[row * k..][..k]
@@ -543,7 +550,7 @@ fn rows_with_nan_or_infinity_are_nan_and_all_goes_on() {
             ..Target::from(caps)
         };
         let device = Arc::new(RkDevice::start(rknn, target).unwrap());
-        for dtype in [DType::F16, PLAIN] {
+        for dtype in [DType::F16, F32_IN_BLOCKS] {
             let (k, n) = (576, 40);
             let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
             let buffer = packed(&device, &w, 0);
@@ -594,7 +601,7 @@ fn the_cores_that_are_left_compute_all_columns() {
         };
         let some = device(caps.keep());
         for [m, k, n] in [[1, 64, 1], [3, 96, 40], [2, 64, 13000], [5, 8224, 200]] {
-            let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+            let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]);
             let act = numbers.floats(m * k);
             let ne = [k, m, 1, 1];
             let have = mul_mat(&some, &w, None, &act, ne).unwrap();
@@ -654,7 +661,7 @@ fn a_library_that_takes_wide_calls_and_computes_them_wrong_gets_narrow_ones() {
     let caps = &caps::RK3588;
     let cores = caps.cores.count();
     let (k, n) = (64, 16_384 * cores);
-    let w = Weight::random(&mut Numbers::new(36), PLAIN, [k, n, 1, 1]);
+    let w = Weight::random(&mut Numbers::new(36), F32_IN_BLOCKS, [k, n, 1, 1]);
     let act = Numbers::new(37).floats(k);
     // The wide call of the device's start has four rows.
     for (faults, per_core) in [("", 1), ("rknn_matmul_run:M4=0", 4)] {
@@ -669,15 +676,15 @@ fn a_library_that_takes_wide_calls_and_computes_them_wrong_gets_narrow_ones() {
         let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [k, 1, 1, 1]).unwrap();
         assert_eq!(runs() - before, (per_core * cores) as u64, "{faults:?}");
         let want = reference::mul_mat(&act, &w.values, k);
-        assert!(reference::nmse(&have, &want) <= nmse_limit(PLAIN));
+        assert!(reference::nmse(&have, &want) <= nmse_limit(F32_IN_BLOCKS));
     }
 }
 
 #[test]
 fn wide_weights_take_few_calls_where_the_library_takes_them_and_are_right_where_it_does_not() {
     for (caps, dtype) in [
-        (&caps::RK3588, PLAIN),
-        (&caps::RK3576, PLAIN),
+        (&caps::RK3588, F32_IN_BLOCKS),
+        (&caps::RK3576, F32_IN_BLOCKS),
         (&caps::RK3588, DType::F16),
     ] {
         let cores = caps.cores.count();
@@ -722,7 +729,7 @@ fn experts_of_a_view_are_packed_as_they_are_chosen() {
     let mut numbers = Numbers::new(23);
     let device = device(&caps::RK3588);
     let (k, n) = (64, 40);
-    let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]);
     let act = numbers.floats(k);
     let ids = [0_i32, 999];
     let mut experts = w.tensor(None);
@@ -758,15 +765,15 @@ fn experts_of_a_view_are_packed_as_they_are_chosen() {
     device.compute(&mut node, 0).unwrap();
     let want = reference::mul_mat(&act, &w.values, k);
     for have in result.chunks_exact(n) {
-        assert!(reference::nmse(have, &want) <= 2.0 * nmse_limit(PLAIN));
+        assert!(reference::nmse(have, &want) <= 2.0 * nmse_limit(F32_IN_BLOCKS));
     }
 }
 
-/// A plane of no rows lies behind the region of an operand without elements.
+/// A plane of no rows is after the region of an operand without elements.
 #[test]
 fn products_of_no_rows_compute_nothing() {
     let device = device(&caps::RK3588);
-    let w = Weight::random(&mut Numbers::new(24), PLAIN, [64, 40, 1, 1]);
+    let w = Weight::random(&mut Numbers::new(24), F32_IN_BLOCKS, [64, 40, 1, 1]);
     let mut act = tensor(
         "activations",
         DType::F32,

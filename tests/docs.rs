@@ -1,5 +1,5 @@
-//! Proves that the documentation is true of the tree: links, paths and commands exist, the folder map is complete, charts show
-//! the numbers, pages are reachable, the README stays short.
+//! Proves that the documentation is true of the tree: links, paths and commands exist, the folder
+//! map is complete, charts show the numbers, pages are reachable, the README stays short.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -163,7 +163,8 @@ fn the_readme_is_short_and_ends_its_quick_start_in_llama_cli() {
     assert!(start.contains("llama-cli") && start.contains("-ngl 99 -p"));
 }
 
-/// Returns the modules and folders in `folder`: names of folders, and of Rust files without their ending.
+/// Returns the modules and folders in `folder`: names of folders, and of Rust files without their
+/// ending.
 fn modules(folder: &str) -> BTreeSet<String> {
     let entries = std::fs::read_dir(root().join(folder)).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -326,7 +327,8 @@ fn charts_show_the_numbers_in_the_tree() {
     }
 }
 
-/// Returns the ratios of a column of docs/results/tables/whole.md, with the headings that they stand below.
+/// Returns the ratios of a column of docs/results/tables/whole.md, with the headings that they
+/// stand below.
 fn ratios(column: usize) -> Vec<(String, f64)> {
     let page = read(Path::new("docs/results/tables/whole.md"));
     let (mut heading, mut found) = (String::new(), Vec::new());
@@ -365,7 +367,8 @@ fn the_readme_says_of_whole_operations_what_was_counted() {
     ));
 }
 
-/// The guide was silent about the vendor's driver on mainline kernels, and about chips that nothing else serves.
+/// The guide was silent about the vendor's driver on mainline kernels, and about chips that nothing
+/// else serves.
 #[test]
 fn the_pages_name_every_rockchip_and_the_drivers_it_may_have() {
     let known: Vec<String> = (3500..3700)
@@ -414,8 +417,8 @@ fn the_nightly_is_named_in_one_place() {
     );
 }
 
-/// Holds the example of CONTRIBUTING.md against the tree: adding an operation of one element touches
-/// two files and a test.
+/// Holds the example of CONTRIBUTING.md against the tree: adding an operation of one element
+/// touches two files and a test.
 #[test]
 fn the_example_of_an_operation_is_the_whole_code_of_softplus() {
     let guide = read(Path::new("CONTRIBUTING.md"));
@@ -440,7 +443,8 @@ fn the_example_of_an_operation_is_the_whole_code_of_softplus() {
         let is_code = file
             .extension()
             .is_some_and(|e| e == "rs" || e == "c" || e == "h");
-        // A fuzz target has a reference for some functions, and ggml-hexagon has some; a new operation need not be among them.
+        // A fuzz target has a reference for some functions, and ggml-hexagon has some; a new
+        // operation need not be among them.
         let is_choice =
             file == this || file.starts_with("fuzz") || file.starts_with("hexagon-ops/tools/peer");
         is_code && !is_choice && read(file).to_lowercase().contains("softplus")

@@ -4,7 +4,9 @@
 
 mod common;
 
-use common::{Numbers, PLAIN, Weight, device_with, mul_mat, mul_mat_of_graph, nmse_limit, packed};
+use common::{
+    F32_IN_BLOCKS, Numbers, Weight, device_with, mul_mat, mul_mat_of_graph, nmse_limit, packed,
+};
 use ggml_rust_npu::backend::{Buffer, Content, Device};
 use ggml_rust_npu::config::rules::Rules;
 use ggml_rust_npu::error::Error;
@@ -46,7 +48,7 @@ fn a_device_whose_first_call_fails_is_no_device() {
 #[test]
 fn a_call_that_fails_later_is_reported_and_the_device_refuses_to_go_on() {
     let mut numbers = Numbers::new(21);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let act = numbers.floats(64 * 4);
     for call in [
         "rknn_matmul_create",
@@ -87,15 +89,17 @@ fn a_call_that_fails_later_is_reported_and_the_device_refuses_to_go_on() {
     }
 }
 
-/// The first lack is met by what calls keep; one that stays fails the call, and the device is not lost.
+/// The first lack is met by what calls keep; one that stays fails the call, and the device is not
+/// lost.
 #[test]
 fn a_lack_of_memory_is_tried_again_and_fails_the_call_if_it_stays() {
     let mut numbers = Numbers::new(22);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let act = numbers.floats(64 * 512);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let before = |call| rknn.stand_in().unwrap().calls(call);
-    // The first memory is that of the weights, the second that of more activations than the self-test has.
+    // The first memory is that of the weights, the second that of more activations than the
+    // self-test has.
     let calls = [
         ("rknn_create_mem", 2),
         ("rknn_matmul_create", 1),
@@ -135,7 +139,7 @@ fn a_lack_of_memory_is_tried_again_and_fails_the_call_if_it_stays() {
 #[test]
 fn an_error_of_one_core_is_not_forgotten_for_the_shortage_of_another() {
     let mut numbers = Numbers::new(22);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 3 * 4096, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 3 * 4096, 1, 1]);
     let act = numbers.floats(64);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let buffer = packed(&device, &w, 0);
@@ -160,7 +164,8 @@ fn an_error_of_one_core_is_not_forgotten_for_the_shortage_of_another() {
     }
 }
 
-/// Makes a device that has no memory for the `nth` allocation after its self-test; with "+" behind it, for all from then on.
+/// Makes a device that has no memory for the `nth` allocation after its self-test; with "+" after
+/// it, for all from then on.
 fn device_without_memory_at(nth: u64, plus: &str) -> (Arc<RkDevice>, Arc<Rknn>) {
     let call = "rknn_create_mem";
     let (_device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
@@ -186,7 +191,7 @@ fn weights_go_to_the_next_address_space_if_one_has_less_room_than_reckoned() {
 #[test]
 fn weights_without_memory_are_allocated_after_calls_let_theirs_go() {
     let mut numbers = Numbers::new(25);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let act = numbers.floats(64);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let expected = mul_mat(&device, &w, None, &act, [64, 1, 1, 1]).unwrap();
@@ -204,7 +209,7 @@ fn weights_without_memory_are_allocated_after_calls_let_theirs_go() {
 #[test]
 fn weights_without_views_are_packed_after_calls_let_theirs_go() {
     let mut numbers = Numbers::new(28);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let act = numbers.floats(64);
     let (view, memory) = ("rknn_create_mem_from_fd", "rknn_create_mem");
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
@@ -238,8 +243,8 @@ fn an_address_space_that_cannot_begin_is_tried_again_after_calls_let_theirs_go()
     RkBuffer::new(device, 4096).unwrap();
 }
 
-/// Makes a device that, after its self-test, has memory for one allocation but not for the next, and that cannot begin
-/// the second address space; with "+" as `plus`, from then on.
+/// Makes a device that, after its self-test, has memory for one allocation but not for the next,
+/// and that cannot begin the second address space; with "+" as `plus`, from then on.
 fn device_with_one_address_space(code: i32, plus: &str) -> (Arc<RkDevice>, Arc<Rknn>) {
     let (_device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let before = |call| rknn.stand_in().unwrap().calls(call);
@@ -285,7 +290,7 @@ fn an_error_names_the_memory_that_is_short_if_no_next_address_space_can_begin() 
 #[test]
 fn activations_that_were_let_go_are_packed_again_in_the_same_graph() {
     let mut numbers = Numbers::new(27);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let act = numbers.floats(64);
     let twice = |faults: &str| {
         let (device, rknn) = device_with(options(faults), &caps::RK3588).unwrap();
@@ -302,7 +307,8 @@ fn activations_that_were_let_go_are_packed_again_in_the_same_graph() {
     };
     let (calls, kept) = twice("");
     assert!(kept);
-    // Neither the first address space nor the second has memory for more weights, so that calls let theirs go.
+    // Neither the first address space nor the second has memory for more weights, so that calls let
+    // theirs go.
     let call = "rknn_create_mem";
     // A space that has just begun is asked twice.
     let faults = [1, 2, 3].map(|nth| format!("{call}:{}=-4", calls + nth));
@@ -322,7 +328,7 @@ fn results_that_are_kept_make_room_for_weights() {
 #[test]
 fn everything_is_released_when_device_and_buffers_are_dropped() {
     let mut numbers = Numbers::new(23);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 2, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 2, 1]);
     let act = numbers.floats(64 * 40 * 2);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let buffer = packed(&device, &w, 0);
@@ -352,7 +358,7 @@ fn an_m_that_the_library_computes_wrong_is_served_by_others() {
         let faults = options(&format!("rknn_matmul_run:M{wrong}=0"));
         let (device, _) = device_with(faults, &caps::RK3588).unwrap();
         let (k, n) = (160, 96);
-        for dtype in [DType::F16, PLAIN] {
+        for dtype in [DType::F16, F32_IN_BLOCKS] {
             let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
             let buffer = packed(&device, &w, 0);
             for m in [1, 2, 3, 4, 6, 18, 60, 130, 146, 500] {
@@ -375,8 +381,8 @@ fn an_m_that_the_library_computes_wrong_is_served_by_others() {
 fn the_first_use_of_a_shape_that_is_computed_wrong_fails() {
     let mut numbers = Numbers::new(29);
     for (wrong, m, dtype) in [
-        (64, 60, PLAIN),
-        (512, 500, PLAIN),
+        (64, 60, F32_IN_BLOCKS),
+        (512, 500, F32_IN_BLOCKS),
         (64, 64, DType::F16),
         (1, 1, DType::F16),
     ] {
@@ -406,7 +412,7 @@ fn the_first_use_of_a_shape_that_is_computed_wrong_fails() {
 fn zeros_prove_no_shape() {
     let mut numbers = Numbers::new(30);
     let (device, _rknn) = device_with(options("rknn_matmul_run:M4K64=0"), &caps::RK3588).unwrap();
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let buffer = packed(&device, &w, 0);
     let product = |act: &[f32]| mul_mat(&device, &w, Some((&buffer, 0)), act, [64, 4, 1, 1]);
     assert!(product(&[0.0; 64 * 4]).unwrap().iter().all(|x| *x == 0.0));
@@ -418,7 +424,7 @@ fn zeros_prove_no_shape() {
 #[test]
 fn a_failure_before_anything_ran_is_tried_again_and_fails_the_call_alone() {
     let mut numbers = Numbers::new(31);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let act = numbers.floats(64 * 3);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let before = |call| rknn.stand_in().unwrap().calls(call) + 1;
@@ -450,7 +456,7 @@ fn a_failure_before_anything_ran_is_tried_again_and_fails_the_call_alone() {
 #[test]
 fn a_failure_of_a_context_that_has_run_ends_the_device() {
     let mut numbers = Numbers::new(32);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let act = numbers.floats(64);
     let call = "rknn_matmul_set_io_mem";
     let products = |faults: &str| {
@@ -515,7 +521,7 @@ fn other_tiles_of_the_library_are_followed_where_they_are_known() {
             RkDevice::start(rknn, target).map(Arc::new)
         };
         let device = start(tile).unwrap();
-        for dtype in [DType::F16, PLAIN] {
+        for dtype in [DType::F16, F32_IN_BLOCKS] {
             let w = Weight::random(&mut numbers, dtype, [96, 200, 1, 1]);
             let buffer = packed(&device, &w, 0);
             let act = numbers.floats(3 * 96);
@@ -574,7 +580,7 @@ fn multiplications(round: usize) -> impl Iterator<Item = (Weight, Vec<f32>, [usi
     let mut numbers = Numbers::fixed(100 + round as u64);
     let (k, n) = (32 * (1 + round % 12), 96);
     [1, 2, 4, 8].into_iter().map(move |m| {
-        let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+        let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]);
         (w, numbers.floats(m * k), [k, m, 1, 1])
     })
 }
@@ -683,11 +689,12 @@ fn two_thousand_graphs_with_random_faults_are_right_or_failed_and_leak_nothing()
     );
 }
 
-/// librknnrt has no kernels for some shapes. The device was out of use for every model after the first of them.
+/// librknnrt has no kernels for some shapes. The device was out of use for every model after the
+/// first of them.
 #[test]
 fn a_shape_that_the_library_refuses_fails_its_graph_alone() {
     let mut numbers = Numbers::new(23);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let act = numbers.floats(64 * 512);
     let multiply =
         |device: &Arc<RkDevice>, m: usize| mul_mat(device, &w, None, &act[..64 * m], [64, m, 1, 1]);
@@ -705,18 +712,18 @@ fn a_shape_that_the_library_refuses_fails_its_graph_alone() {
     multiply(&device, 512).unwrap();
 }
 
-/// llama-server without a model only starts others, which found no NPU: it had it for its life. So had a server whose model was
-/// freed.
+/// llama-server without a model only starts others, which found no NPU: it had it for its life. So
+/// had a server whose model was freed.
 #[test]
 fn a_device_without_weights_has_nothing_of_the_npu_open() {
     let mut numbers = Numbers::new(24);
-    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 96, 1, 1]);
     let act = numbers.floats(64 * 4);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let live = || rknn.stand_in().unwrap().live();
     let memory = device.memory(system_memory());
     assert!(rknn.is_seated());
-    device.npu().rest();
+    device.npu().release_idle();
     let mut first = None;
     for _ in 0..2 {
         assert_eq!((live(), rknn.is_seated()), (LiveObjects::default(), false));
@@ -748,7 +755,7 @@ fn a_weight_without_room_fails_before_it_is_written_and_the_error_counts_and_adv
     let faults = options(&format!("{call}:{}+=-4", before + 4));
     let (device, _) = device_with(faults, &caps::RK3588).unwrap();
     // Three views of each, one for a core.
-    let w = Weight::random(&mut Numbers::new(33), PLAIN, [64, 96, 1, 1]);
+    let w = Weight::random(&mut Numbers::new(33), F32_IN_BLOCKS, [64, 96, 1, 1]);
     let bytes = device.packed_bytes(&w.tensor(Some(0)));
     let buffer = RkBuffer::new(device, 2 * bytes).unwrap();
     buffer.prepare(&w.tensor(Some(0))).unwrap();

@@ -1,11 +1,12 @@
-//! Proves that rules send weights to the arithmetic they name, and that INT4 multiplies as well as it can.
+//! Proves that rules send weights to the arithmetic they name, and that INT4 multiplies as well as
+//! it can.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
 
 use std::sync::Arc;
 
-use common::{Numbers, PLAIN, Weight, contiguous, functions, mul_mat, packed, tensor};
+use common::{F32_IN_BLOCKS, Numbers, Weight, contiguous, functions, mul_mat, packed, tensor};
 use ggml_rust_npu::config::rules::Rules;
 use ggml_rust_npu::reference;
 use ggml_rust_npu::rockchip::RkDevice;
@@ -51,13 +52,17 @@ fn rules_decide_the_arithmetic_by_name() {
         let tensor = tensor(name, dtype, contiguous(dtype, [64, 96, 1, 1]));
         plan::weight_layout(&target, &tensor).map(|layout| layout.precision)
     };
-    assert_eq!(precision("ffn_up", PLAIN), Some(Precision::Int4));
+    assert_eq!(precision("ffn_up", F32_IN_BLOCKS), Some(Precision::Int4));
     assert_eq!(precision("ffn_up", DType::F16), Some(Precision::Int4));
     assert_eq!(precision("ffn_down", DType::F16), Some(Precision::Int8));
-    assert_eq!(precision("head", PLAIN), Some(Precision::Fp16));
-    assert_eq!(precision("embd", PLAIN), None);
-    assert_eq!(precision("attn_q", PLAIN), Some(Precision::Int8));
-    let few = tensor("router", PLAIN, contiguous(PLAIN, [64, FEW_ROWS, 1, 1]));
+    assert_eq!(precision("head", F32_IN_BLOCKS), Some(Precision::Fp16));
+    assert_eq!(precision("embd", F32_IN_BLOCKS), None);
+    assert_eq!(precision("attn_q", F32_IN_BLOCKS), Some(Precision::Int8));
+    let few = tensor(
+        "router",
+        F32_IN_BLOCKS,
+        contiguous(F32_IN_BLOCKS, [64, FEW_ROWS, 1, 1]),
+    );
     let few = plan::weight_layout(&target, &few).map(|layout| layout.precision);
     assert_eq!(few, Some(Precision::Fp16));
     assert_eq!(precision("attn_q", DType::F16), Some(Precision::Fp16));
@@ -67,8 +72,9 @@ fn rules_decide_the_arithmetic_by_name() {
 fn weights_that_results_depend_on_most_are_more_exact_than_others_unless_a_rule_says_otherwise() {
     let precision = |rules, name, ne: [usize; 2], slices| {
         let target = target(&caps::RK3588, rules, Method::Mse);
-        let shape = contiguous(PLAIN, [ne[0], ne[1], slices, 1]);
-        plan::weight_layout(&target, &tensor(name, PLAIN, shape)).map(|layout| layout.precision)
+        let shape = contiguous(F32_IN_BLOCKS, [ne[0], ne[1], slices, 1]);
+        plan::weight_layout(&target, &tensor(name, F32_IN_BLOCKS, shape))
+            .map(|layout| layout.precision)
     };
     for (name, ne, want) in [
         ("output.weight", [64, 96], Precision::Int8Wide),
@@ -103,7 +109,7 @@ fn weights_that_results_depend_on_most_are_more_exact_than_others_unless_a_rule_
 fn every_choice_of_a_rule_multiplies() {
     let mut numbers = Numbers::new(31);
     for (rule, dtype, limit) in [
-        ("fp16", PLAIN, 2e-7),
+        ("fp16", F32_IN_BLOCKS, 2e-7),
         ("int8", DType::F16, 2.6e-4),
         ("int8-wide", DType::F16, 1.3e-4),
         ("int4", DType::F16, 2e-2),
@@ -123,9 +129,10 @@ fn every_choice_of_a_rule_multiplies() {
     }
 }
 
-/// Weight error of 16 levels, measured for normal rows in rknpu-ops/tests/int4: 0.0165 by absmax, 0.0112 by squared error.
-/// FP16, INT8 or two-digit activations add less than a hundredth of that. The error over the power of `MN` results, both means
-/// of squares, has a standard deviation of `2 / sqrt(MN)` of its value; four of them are allowed.
+/// Weight error of 16 levels, measured for normal rows in rknpu-ops/tests/int4: 0.0165 by absmax,
+/// 0.0112 by squared error. FP16, INT8 or two-digit activations add less than a hundredth of that.
+/// The error over the power of `MN` results, both means of squares, has a standard deviation of `2
+/// / sqrt(MN)` of its value; four of them are allowed.
 #[test]
 fn int4_is_as_exact_as_its_calibration() {
     let mut numbers = Numbers::new(32);
@@ -133,7 +140,7 @@ fn int4_is_as_exact_as_its_calibration() {
         for (method, mean) in [(Method::AbsMax, 0.0165), (Method::Mse, 0.0112)] {
             let device = device(caps, word, method);
             for [m, k, n] in [[1, 576, 200], [5, 1536, 72], [40, 8960, 33], [600, 64, 40]] {
-                let w = Weight::random(&mut numbers, PLAIN, [k, n, 2, 1]);
+                let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 2, 1]);
                 let act = numbers.floats(m * k * 2);
                 let buffer = packed(&device, &w, 4096);
                 let limit = mean * (1.01 + 8.0 / ((m * n) as f64).sqrt());
@@ -162,7 +169,7 @@ fn an_int4_row_does_not_depend_on_the_batch_it_is_computed_in() {
     for (caps, word) in ARITHMETICS {
         let device = device(caps, word, Method::Mse);
         let (k, n) = (1536, 100);
-        let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+        let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]);
         let buffer = packed(&device, &w, 0);
         let packed = Some((&buffer, 0));
         let act = numbers.floats(70 * k);

@@ -1,5 +1,5 @@
-//! Proves that no shape is asked for on which the vendor's library ends the process, or which it refuses: real models'
-//! weights, and every length of a row.
+//! Proves that no shape is asked for on which the vendor's library ends the process, or which it
+//! refuses: real models' weights, and every length of a row.
 
 use ggml_rust_npu::config::rules::Choice;
 use ggml_rust_npu::rockchip::caps::{self, Precision, RkCaps};
@@ -32,20 +32,21 @@ const MODELS: [(&str, [usize; 5]); 14] = [
 const CHOICES: [Choice; 6] = [
     Choice::Fp16,
     Choice::Int8,
-    Choice::Int8Plain,
+    Choice::Int8Unrotated,
     Choice::Int8Wide,
     Choice::Int4,
     Choice::Int4Fp16,
 ];
 
 /// Fails if a call of the layout is one of those that real libraries do not survive.
-// SOURCE: one open backend saw FP16 with K of 16640, 16896 and 17408 end the process on RK3588 with librknnrt 2.3.2, and FP16
-// with K over 4096 collapse; INT8 over 8192 is stored in pieces (User Guide 2.3.0, section 3.5).
+// SOURCE: one open backend saw FP16 with K of 16640, 16896 and 17408 end the process on RK3588 with
+// librknnrt 2.3.2, and FP16 with K over 4096 collapse; INT8 over 8192 is stored in pieces (User
+// Guide 2.3.0, section 3.5).
 fn check(caps: &RkCaps, layout: &WeightLayout, name: &str) {
     let k = layout.segment_k;
     let most = match layout.precision {
         Precision::Fp16 => 4096,
-        Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => 8192,
+        Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide => 8192,
         Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => 576,
     };
     assert!(

@@ -60,7 +60,8 @@ fn the_host_program_gets_the_lines_of_the_levels_it_asked_for() {
     ];
     assert_eq!(all(), three);
     assert!(log_enabled!(target: OURS, Level::Info) && !log_enabled!(target: OURS, Level::Debug));
-    // A buffer that the machine has no memory for is warned of before the system ends the program for it.
+    // A buffer that the machine has no memory for is warned of before the system ends the program
+    // for it.
     let (mut free, mut total) = (0, 0);
     // SAFETY: two numbers.
     unsafe { npu_device_memory(0, &raw mut free, &raw mut total) };

@@ -1,5 +1,5 @@
-//! Proves that no message shows a value as Rust's `Debug` does: a user cannot know what `Some(60)` or
-//! `Int8Plain` means. Texts and lists of numbers may be shown so, as [`SHOWN`] says.
+//! Proves that no message shows a value as Rust's `Debug` does: a user cannot know what `Some(60)`
+//! or `Int8Unrotated` means. Texts and lists of numbers may be shown so, as [`SHOWN`] says.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::BTreeSet;

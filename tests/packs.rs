@@ -109,8 +109,8 @@ const CASES: [(&RkCaps, &str, Option<Choice>, Precision); 7] = [
     (
         &caps::RK3588,
         "weight=int8-plain",
-        Some(Choice::Int8Plain),
-        Precision::Int8Plain,
+        Some(Choice::Int8Unrotated),
+        Precision::Int8Unrotated,
     ),
     (
         &caps::RK3588,
@@ -363,7 +363,7 @@ fn the_end_of_a_shorter_segment_is_cleared_whatever_lay_there() {
     for (caps, _, choice, precision) in CASES {
         let k = match precision {
             Precision::Fp16 => 4128,
-            Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => 8224,
+            Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide => 8224,
             _ => 608,
         };
         let w = Weight::random(&mut Numbers::new(7), DType::F16, [k, 64, 1, 1]);
@@ -434,7 +434,7 @@ proptest! {
         // 4.5 standard deviations.
         let limit = match precision {
             Precision::Fp16 => 0.0,
-            Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => (4.5f64 / 127.0).powi(2) / 12.0,
+            Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide => (4.5f64 / 127.0).powi(2) / 12.0,
             _ => (4.5f64 / 7.5).powi(2) / 12.0,
         };
         prop_assert!(error.relative() <= limit, "{precision:?}: {:.2e} is over {limit:.2e}", error.relative());

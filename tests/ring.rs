@@ -12,8 +12,8 @@ use ggml_rust_npu::hexagon::driver::ring::{Ring, RingError, SharedWords};
 use hexagon_ops::wire::{self, Command, Completion, Nop, RingLayout};
 use proptest::prelude::*;
 
-/// The memory as the host sees it: its writes reach the peer after `clean`, and those of the peer reach it
-/// after `invalidate`.
+/// The memory as the host sees it: its writes reach the peer after `clean`, and those of the peer
+/// reach it after `invalidate`.
 #[derive(Clone)]
 struct Words {
     cache: Arc<[AtomicU32]>,

@@ -1,5 +1,5 @@
-//! Proves that several processes can compute on one Rockchip NPU: devices with stand-ins that share a node, which keep the
-//! rules that processes have.
+//! Proves that several processes can compute on one Rockchip NPU: devices with stand-ins that share
+//! a node, which keep the rules that processes have.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use common::{Numbers, PLAIN, Weight, device_with, mul_mat, packed};
+use common::{F32_IN_BLOCKS, Numbers, Weight, device_with, mul_mat, packed};
 use ggml_rust_npu::error::Error;
 use ggml_rust_npu::rockchip::caps;
 use ggml_rust_npu::rockchip::driver::Rknn;
@@ -46,7 +46,8 @@ fn live(rknn: &Rknn) -> LiveObjects {
 fn two_processes_compute_at_once_what_each_computes_alone() {
     let folder = folder();
     let mut numbers = Numbers::new(51);
-    let models: [Weight; 2] = [96, 160].map(|n| Weight::random(&mut numbers, PLAIN, [K, n, 1, 1]));
+    let models: [Weight; 2] =
+        [96, 160].map(|n| Weight::random(&mut numbers, F32_IN_BLOCKS, [K, n, 1, 1]));
     let act = numbers.floats(K * M);
     let (alone, _) = device_with(sim::Options::new(Soc::Rk3588), &caps::RK3588).unwrap();
     let want = models
@@ -68,7 +69,7 @@ fn two_processes_compute_at_once_what_each_computes_alone() {
                         assert_eq!(&have, want);
                     }
                 }
-                device.npu().rest();
+                device.npu().release_idle();
                 assert_eq!(rknn.stand_in().unwrap().locked_up(), None);
                 assert_eq!(
                     (live(&rknn), rknn.is_seated()),
@@ -79,12 +80,13 @@ fn two_processes_compute_at_once_what_each_computes_alone() {
     });
 }
 
-/// Threads of one process take turns, too, so that another process is not kept out by two that overlap.
+/// Threads of one process take turns, too, so that another process is not kept out by two that
+/// overlap.
 #[test]
 fn two_threads_of_a_process_leave_turns_to_another_process() {
     let folder = folder();
     let mut numbers = Numbers::new(52);
-    let w = Weight::random(&mut numbers, PLAIN, [K, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [K, 96, 1, 1]);
     let act = numbers.floats(K * M);
     let (device, _rknn) = process(options(&folder), Duration::from_secs(60));
     let buffer = packed(&device, &w, 0);
@@ -113,7 +115,7 @@ fn two_threads_of_a_process_leave_turns_to_another_process() {
 fn a_product_whose_turn_does_not_come_fails_alone() {
     let folder = folder();
     let mut numbers = Numbers::new(53);
-    let w = Weight::random(&mut numbers, PLAIN, [K, 96, 1, 1]);
+    let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [K, 96, 1, 1]);
     let act = numbers.floats(K * M);
     let (device, rknn) = process(options(&folder), Duration::from_millis(50));
     let buffer = packed(&device, &w, 0);
@@ -140,9 +142,9 @@ fn memory_that_is_freed_while_another_process_has_the_turn_goes_with_the_next_tu
     let folder = folder();
     let patience = Duration::from_millis(300);
     let (device, rknn) = process(options(&folder), patience);
-    device.npu().rest();
+    device.npu().release_idle();
     assert_eq!(live(&rknn), LiveObjects::default());
-    let w = Weight::random(&mut Numbers::new(54), PLAIN, [K, 96, 1, 1]);
+    let w = Weight::random(&mut Numbers::new(54), F32_IN_BLOCKS, [K, 96, 1, 1]);
     let buffers = [0; 20].map(|_| packed(&device, &w, 0));
     let before = live(&rknn);
     let other = Rknn::simulate(options(&folder)).unwrap();
@@ -152,7 +154,7 @@ fn memory_that_is_freed_while_another_process_has_the_turn_goes_with_the_next_tu
     assert!(begun.elapsed() < 10 * patience, "{:?}", begun.elapsed());
     assert_eq!(live(&rknn), before);
     drop(turn);
-    device.npu().rest();
+    device.npu().release_idle();
     assert_eq!(
         (live(&rknn), rknn.is_seated()),
         (LiveObjects::default(), false)
@@ -160,7 +162,8 @@ fn memory_that_is_freed_while_another_process_has_the_turn_goes_with_the_next_tu
     assert_eq!(rknn.stand_in().unwrap().locked_up(), None);
 }
 
-/// A lack of memory beside another process's was taken for a kernel with one address space, for good.
+/// A lack of memory beside another process's was taken for a kernel with one address space, for
+/// good.
 #[test]
 fn weights_that_do_not_fit_beside_those_of_another_process_fit_after_it() {
     const PART: usize = caps::DOMAIN_WEIGHT_BYTES;
@@ -170,7 +173,7 @@ fn weights_that_do_not_fit_beside_those_of_another_process_fit_after_it() {
     let patience = Duration::from_secs(60);
     let (one, _first) = process(shared.clone(), patience);
     let (other, rknn) = process(shared, patience);
-    other.npu().rest();
+    other.npu().release_idle();
     let (_, room) = other.address_space();
     let held = [0; 2].map(|_| RkBuffer::new(Arc::clone(&one), PART).unwrap());
     let error = RkBuffer::new(Arc::clone(&other), PART).unwrap_err();
@@ -183,7 +186,7 @@ fn weights_that_do_not_fit_beside_those_of_another_process_fit_after_it() {
     drop(held);
     let [_first, _second] = [0; 2].map(|_| RkBuffer::new(Arc::clone(&other), PART).unwrap());
     // Alone again, it is told from such a kernel.
-    one.npu().rest();
+    one.npu().release_idle();
     RkBuffer::new(Arc::clone(&other), PART).unwrap_err();
     assert_eq!(other.address_space().1, 2 * caps::DOMAIN_WEIGHT_BYTES);
 }
@@ -194,7 +197,7 @@ fn a_process_that_has_nothing_open_has_no_seat() {
     let (one, first) = process(options(&folder), Duration::from_secs(60));
     let (other, second) = process(options(&folder), Duration::from_secs(60));
     assert!(first.has_company() && second.has_company());
-    other.npu().rest();
+    other.npu().release_idle();
     assert!(!first.has_company() && !second.is_seated());
     let buffer = RkBuffer::new(Arc::clone(&other), 4096).unwrap();
     assert!(first.has_company() && second.has_company());

@@ -358,7 +358,8 @@ fn a_message_has_only_the_beginning_of_a_long_text() {
     raw.entries[0] = entry(&"k".repeat(50_000), 99, &[]);
     let text = Header::parse(&raw.bytes()).unwrap_err().to_string();
     assert!(text.contains("kkk") && text.len() < 400, "{text}");
-    // So were those of a file that ends behind the key, or has it twice, with what a terminal takes for commands.
+    // So were those of a file that ends after the key, or has it twice, with what a terminal takes
+    // for commands.
     let key = "\x1b[2J\n".repeat(10_000);
     let mut raw = Raw::good();
     raw.entries[0] = entry(&key, 8, &u64::MAX.to_le_bytes());

@@ -1,5 +1,5 @@
-//! The functions of `include/npu.h` in any order, with tensors whose fields are anything, on both families' stand-ins. Pointers
-//! are valid, as the contract asks; nothing else is promised.
+//! The functions of `include/npu.h` in any order, with tensors whose fields are anything, on both
+//! families' stand-ins. Pointers are valid, as the contract asks; nothing else is promised.
 //!
 //! ```text
 //! input = { step }     step = kind, then
@@ -11,7 +11,8 @@
 //!   12     the last graph again
 //! ```
 //!
-//! No panic, not even one that the border catches; at the end both devices still compute a product right.
+//! No panic, not even one that the border catches; at the end both devices still compute a product
+//! right.
 #![no_main]
 
 use std::cell::RefCell;
@@ -114,14 +115,15 @@ fn tensor(
             } else {
                 offset
             };
-            // The border itself checks that it lies in the buffer.
+            // The border itself checks that it is in the buffer.
             (
                 buffer.tensor(tensor, offset % (buffer.bytes + 1), tensor.role),
                 true,
             )
         }
         _ => {
-            // The default type of Rockchip's devices is host memory, without a buffer of the library.
+            // The default type of Rockchip's devices is host memory, without a buffer of the
+            // library.
             let default = if device == RK {
                 NPU_PLACE_DEVICE
             } else {
@@ -183,7 +185,8 @@ fn any_node(
         }
     }
     node.feeds_next = input.byte().is_multiple_of(4);
-    // The CPU, too, would compute for minutes. Weights may be as large as they say: their results are not.
+    // The CPU, too, would compute for minutes. Weights may be as large as they say: their results
+    // are not.
     let elements = |tensor: &Tensor| (tensor.ne.iter()).fold(1, |all, n| n.saturating_mul(all));
     let weights = usize::from(matches!(op.to_bytes(), b"MUL_MAT" | b"MUL_MAT_ID"));
     let others = node.src.iter().skip(weights).chain([&node.dst]);
@@ -354,7 +357,7 @@ fn run(input: &mut Input) {
                 };
                 let offset = tensor.data.addr().wrapping_sub(buffer.at(0).addr());
                 let span = tensor.span().unwrap_or(usize::MAX);
-                // The tensor lies in the buffer, says the contract.
+                // The tensor is in the buffer, says the contract.
                 if tensor.buffer != buffer.raw
                     || offset.saturating_add(span) > buffer.bytes
                     || span == 0

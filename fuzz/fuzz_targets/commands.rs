@@ -9,9 +9,10 @@
 //!   12, 13 a right attention of up to 16 queries, the same
 //! ```
 //!
-//! A command of kind 4 and more may be one of two alike in a list. After each record the ring is served. Four buffers are
-//! mapped; the first two hold zeros or any numbers, and the fourth small integers, which choose experts and rows.
-//! `cargo fuzz run commands` in this folder's parent; without cargo-fuzz, see README.md beside it.
+//! A command of kind 4 and more may be one of two alike in a list. After each record the ring is
+//! served. Four buffers are mapped; the first two hold zeros or any numbers, and the fourth small
+//! integers, which choose experts and rows. `cargo fuzz run commands` in this folder's parent;
+//! without cargo-fuzz, see README.md beside it.
 
 #![no_main]
 
@@ -26,7 +27,7 @@ use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{MAP_REFUSED, Platform, Server, State, Units};
 use hexagon_ops::wire::{
     self, COLLECTED, COMPLETED, Command, ERROR_CALL, ERROR_RING, Epilogue, FENCE, List, MAGIC, Map,
-    MatMul, MatMulId, PUBLISHED, Plain, RingHeader, RingLayout, Serve, Start, VERSION, Weights,
+    MatMul, MatMulId, PUBLISHED, RowsF32, RingHeader, RingLayout, Serve, Start, VERSION, Weights,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -127,7 +128,7 @@ fn product(kind: u8, weight: u8) -> Command {
         n: 32,
         slices: [1, 1],
     };
-    let plain = |buffer, strides| Plain {
+    let rows_f32 = |buffer, strides| RowsF32 {
         buffer,
         reserved: 0,
         offset: 0,
@@ -135,15 +136,15 @@ fn product(kind: u8, weight: u8) -> Command {
     };
     let single = MatMul {
         weights,
-        act: plain(1, [128, 0, 0]),
-        dst: plain(2, [128, 0, 0]),
+        act: rows_f32(1, [128, 0, 0]),
+        dst: rows_f32(2, [128, 0, 0]),
         m: 4,
         planes: [1, 1],
         dots: 2,
         epilogue: Epilogue {
             kernel: wire::KERNEL_SWIGLU,
             swapped: 1,
-            other: plain(1, [0, 0, 0]),
+            other: rows_f32(1, [0, 0, 0]),
         },
     };
     if kind < 3 {
@@ -154,8 +155,8 @@ fn product(kind: u8, weight: u8) -> Command {
             0,
             &MatMul {
                 weights,
-                act: plain(1, [128, 512, 1024]),
-                dst: plain(2, [128, 512, 1024]),
+                act: rows_f32(1, [128, 512, 1024]),
+                dst: rows_f32(2, [128, 512, 1024]),
                 m: 4,
                 planes: [2, 1],
                 epilogue: bytemuck::Zeroable::zeroed(),
@@ -167,9 +168,9 @@ fn product(kind: u8, weight: u8) -> Command {
         0,
         &MatMulId {
             weights,
-            act: plain(1, [128, 256, 0]),
-            dst: plain(2, [128, 256, 0]),
-            ids: plain(3, [8, 0, 0]),
+            act: rows_f32(1, [128, 256, 0]),
+            dst: rows_f32(2, [128, 256, 0]),
+            ids: rows_f32(3, [8, 0, 0]),
             slots: 2,
             act_slots: 2,
             tokens: 3,

@@ -1,6 +1,7 @@
-//! Any bytes are refused as a pack file, or read as one whose payloads lie in the file, apart from each other; and a weight
-//! that is taken from it has the bytes of the file, whatever happens to the file meanwhile. The hash of the head is made to
-//! fit, as are the lengths, and every other time the hashes of the tensors, so that what is behind these checks is reached.
+//! Any bytes are refused as a pack file, or read as one whose payloads are in the file, apart from
+//! each other; and a weight that is taken from it has the bytes of the file, whatever happens to
+//! the file meanwhile. The hash of the head is made to fit, as are the lengths, and every other
+//! time the hashes of the tensors, so that what is behind these checks is reached.
 #![no_main]
 
 use std::fs::{self, OpenOptions};
@@ -92,7 +93,8 @@ fn mend_tensors(bytes: &mut Vec<u8>, entries: &[Entry]) {
     mend_head(bytes);
 }
 
-/// Loads all tensors of a file that was accepted. It may be damaged between its opening and the reading.
+/// Loads all tensors of a file that was accepted. It may be damaged between its opening and the
+/// reading.
 fn load(bytes: &[u8], entries: &[Entry], decisions: u64) {
     fs::write(&*FILE, bytes).unwrap();
     let (packs, failed) = Packs::open(&FILE, decisions & 2 != 0);

@@ -1,5 +1,5 @@
-//! Both ends of the command ring in one process: the host's [`Ring`] and the DSP's [`Server`], in any order of steps. While
-//! the server looks at its clock or waits, the host goes on.
+//! Both ends of the command ring in one process: the host's [`Ring`] and the DSP's [`Server`], in
+//! any order of steps. While the server looks at its clock or waits, the host goes on.
 //!
 //! ```text
 //! input = slots, { step }     step = kind, then
@@ -11,7 +11,8 @@
 //!   12     word: a word of the ring is overwritten (offset, value)
 //! ```
 //!
-//! As long as nothing was overwritten, commands are completed in order, each once, and none is lost.
+//! As long as nothing was overwritten, commands are completed in order, each once, and none is
+//! lost.
 #![no_main]
 
 use std::cell::RefCell;
@@ -163,7 +164,8 @@ impl Platform for System {
             return None;
         }
         let base = host.memory.0.as_ptr().cast_mut().cast();
-        // SAFETY: that long, kept by the host, which the server does not outlive, and used by words only.
+        // SAFETY: that long, kept by the host, which the server does not outlive, and used by words
+        // only.
         unsafe { Shared::new(base, bytes) }
     }
 

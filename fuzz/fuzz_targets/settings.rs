@@ -1,5 +1,5 @@
-//! Any text as variables, rules, fault lists and as the file of settings: understood, or refused with the words that say
-//! what is wrong. What is understood means what it says.
+//! Any text as variables, rules, fault lists and as the file of settings: understood, or refused
+//! with the words that say what is wrong. What is understood means what it says.
 //!
 //! ```text
 //! input = kind, then

@@ -1,5 +1,5 @@
-//! The C border as C sees it: the structs of `include/npu.h` with every field open, buffers and streams that free themselves,
-//! and both families' stand-ins under strict coherence.
+//! The C border as C sees it: the structs of `include/npu.h` with every field open, buffers and
+//! streams that free themselves, and both families' stand-ins under strict coherence.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
@@ -91,7 +91,8 @@ impl Tensor {
         }
     }
 
-    /// Elements and bytes of a block, as the library counts them: its own numbers for plain types, whatever the fields say.
+    /// Elements and bytes of a block, as the library counts them: its own numbers for plain types,
+    /// whatever the fields say.
     #[must_use]
     pub fn block(&self) -> (u64, u64) {
         match self.dtype {
@@ -103,7 +104,8 @@ impl Tensor {
         }
     }
 
-    /// Bytes from the first element to the end of the last, or of 8 bytes, if the numbers make sense.
+    /// Bytes from the first element to the end of the last, or of 8 bytes, if the numbers make
+    /// sense.
     #[must_use]
     pub fn span(&self) -> Option<usize> {
         let ne = self.ne.map(u64::try_from);
@@ -208,7 +210,8 @@ extern "C" fn log(_level: u32, text: *const c_char) {
     }
 }
 
-/// Starts both devices, once, as the environment says: another chip of the same family, another way to keep weights.
+/// Starts both devices, once, as the environment says: another chip of the same family, another way
+/// to keep weights.
 ///
 /// # Panics
 /// If one of them does not start.

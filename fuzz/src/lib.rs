@@ -2,7 +2,8 @@
 
 pub mod border;
 
-/// Longest message about a file, in bytes: a name and a value of 160 characters, and why it is refused.
+/// Longest message about a file, in bytes: a name and a value of 160 characters, and why it is
+/// refused.
 const MESSAGE_BYTES: usize = 2048;
 
 /// Fails if a message about a file is not one short line.
@@ -32,7 +33,7 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
-    /// The next `N` bytes, zeros behind the end.
+    /// The next `N` bytes, zeros after the end.
     pub fn array<const N: usize>(&mut self) -> [u8; N] {
         let count = N.min(self.0.len());
         let (now, rest) = self.0.split_at(count);

@@ -14,7 +14,7 @@ pub enum Error {
         /// Elements along K.
         k: usize,
     },
-    /// A tile or column index lies outside the matrix.
+    /// A tile or column index is outside the matrix.
     #[error("{what} {index} is out of range, limit {limit}")]
     Index {
         /// Name of the counted thing.

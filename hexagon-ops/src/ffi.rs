@@ -27,7 +27,8 @@ pub use table::{Api, SYMBOLS};
 /// Handle of an open module (`remote_handle64`).
 pub type Handle = u64;
 
-/// A compute DSP. Most chips have one; QCS9075 and SA8775P have two, and some boards and laptops four.
+/// A compute DSP. Most chips have one; QCS9075 and SA8775P have two, and some boards and laptops
+/// four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Domain {
     /// The first one.
@@ -46,9 +47,10 @@ impl Domain {
 
     /// Returns the number (`CDSP_DOMAIN_ID`, `CDSP1_DOMAIN_ID`).
     ///
-    /// SOURCE: qualcomm/fastrpc inc/remote.h for the first two. Its public version has no number for the others; 18 and 19 are
-    /// those by which a public backend for llama.cpp names CDSP2 and CDSP3. A library that does not know them takes the two
-    /// lowest bits: Debian's libcdsprpc 1.0.8 answers for 19 as for the first DSP.
+    /// SOURCE: qualcomm/fastrpc inc/remote.h for the first two. Its public version has no number
+    /// for the others; 18 and 19 are those by which a public backend for llama.cpp names CDSP2 and
+    /// CDSP3. A library that does not know them takes the two lowest bits: Debian's libcdsprpc
+    /// 1.0.8 answers for 19 as for the first DSP.
     #[must_use]
     pub const fn id(self) -> c_int {
         match self {
@@ -285,7 +287,8 @@ mod abi {
 
     use super::*;
 
-    /// Fails the build when the compiler lays a struct out differently from the vendor's C compiler.
+    /// Fails the build when the compiler lays a struct out differently from the vendor's C
+    /// compiler.
     macro_rules! assert_abi {
         ($name:ident: $size:literal { $($field:ident @ $offset:literal),* $(,)? }) => {
             const _: () = assert!(size_of::<$name>() == $size);

@@ -60,8 +60,8 @@
 //!                                                   line 4v+3 | k 8v+6, 8v+7            |             |   d8v+6 d8v+7
 //! ```
 //!
-//! Q8Tile has the lines of Q8_0: line g is k = 4g + 0 2 1 3, which are FP16 lines 2g and 2g + 1, and
-//! their four halves have the scales d4g to d4g + 3.
+//! Q8Tile has the lines of Q8_0: line g is k = 4g + 0 2 1 3, which are FP16 lines 2g and 2g + 1,
+//! and their four halves have the scales d4g to d4g + 3.
 //!
 //! A tile has 32 groups as it has 32 columns, so the plane of scales is the one below, with the
 //! group in place of the column. A column has no scale, so the integer dot product does not apply:
@@ -182,8 +182,8 @@ impl PanelLayout {
         Ok(Self { weight, k })
     }
 
-    /// Returns the layout of `blocks` super-blocks of this panel whose scales have become those of a
-    /// plain type; at least one.
+    /// Returns the layout of `blocks` super-blocks of this panel whose scales have become those of
+    /// a plain type; at least one.
     #[must_use]
     pub(crate) const fn expanded(self, blocks: usize) -> Self {
         Self {
@@ -241,15 +241,15 @@ impl PanelLayout {
             }
     }
 
-    /// Returns the offset of the plane of minima (Q4_1, Q5_1) or of d (Q6_K, Q3_K), which is also the end of the
-    /// scale plane.
+    /// Returns the offset of the plane of minima (Q4_1, Q5_1) or of d (Q6_K, Q3_K), which is also
+    /// the end of the scale plane.
     #[must_use]
     pub const fn min_plane_offset(self) -> usize {
         self.scale_plane_offset() + self.scale_plane_bytes()
     }
 
-    /// Returns the offset of the FP16 minimum of column `n` of tile `kt` (Q4_1, Q5_1), or of d of its
-    /// super-block (Q6_K, Q3_K).
+    /// Returns the offset of the FP16 minimum of column `n` of tile `kt` (Q4_1, Q5_1), or of d of
+    /// its super-block (Q6_K, Q3_K).
     #[must_use]
     pub const fn min_offset(self, kt: usize, n: usize) -> usize {
         let index = if self.weight.has_d_plane() {

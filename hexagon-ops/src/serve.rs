@@ -21,19 +21,22 @@
 //!
 //! # Lists
 //!
-//! A list is usually that of the last submission. Products with packed weights, attentions and operations on tensors are
-//! therefore kept, as bytes and as what checking found: a command with the same bytes at the same place of its list runs
-//! without being checked again, unless a buffer was mapped or unmapped since. Numbers of rows and experts are data, and are
-//! checked in every run.
+//! A list is usually that of the last submission. Products with packed weights, attentions and
+//! operations on tensors are therefore kept, as bytes and as what checking found: a command with
+//! the same bytes at the same place of its list runs without being checked again, unless a buffer
+//! was mapped or unmapped since. Numbers of rows and experts are data, and are checked in every
+//! run.
 //!
 //! # Caches
 //!
-//! Before a command, the loop invalidates the operands that the command reads by loads (activations,
-//! choices of experts), and the cache lines that its results share with other data, except those that an earlier command
-//! of the submission has read or written. Before the completion is written, even if a command failed, the loop cleans all
-//! results of the submission. Operations go by steps of 32 bytes where scalar instructions access an operand, and of 128
-//! where only vectors do (`access`). The DMA engine copies weights and bypasses the cache; for them it suffices that the host has
-//! cleaned them, or that an earlier command wrote them under the same buffer number.
+//! Before a command, the loop invalidates the operands that the command reads by loads
+//! (activations, choices of experts), and the cache lines that its results share with other data,
+//! except those that an earlier command of the submission has read or written. Before the
+//! completion is written, even if a command failed, the loop cleans all results of the submission.
+//! Operations go by steps of 32 bytes where scalar instructions access an operand, and of 128 where
+//! only vectors do (`access`). The DMA engine copies weights and bypasses the cache; for them it
+//! suffices that the host has cleaned them, or that an earlier command wrote them under the same
+//! buffer number.
 //!
 //! # Statuses and details
 //!
@@ -92,8 +95,8 @@ pub use tensor_op::{accepts, type_of};
 pub use wide_op::accepts_wide;
 use work::{Submission, Work};
 
-/// Time that the loop waits for a free completion slot, microseconds. No host thread is off its core
-/// for that long.
+/// Time that the loop waits for a free completion slot, microseconds. No host thread is off its
+/// core for that long.
 pub const COLLECT_US: u64 = 1_000_000;
 
 /// The hardware units of a server.
@@ -150,7 +153,7 @@ impl State {
     /// Forgets the submissions of a closed session, which has unmapped all its buffers.
     pub fn reset(&mut self) {
         self.session.submission = Submission::FIRST;
-        self.session.ranges.forget();
+        self.session.ranges.clear();
     }
 }
 
@@ -208,7 +211,8 @@ where
     /// Executes a FastRPC call of [`METHOD_START`] or [`METHOD_SERVE`].
     ///
     /// # Errors
-    /// `ERROR_CALL` for other methods and sizes; otherwise those of [`Self::start`] and [`Self::serve`].
+    /// `ERROR_CALL` for other methods and sizes; otherwise those of [`Self::start`] and
+    /// [`Self::serve`].
     pub fn invoke(&mut self, call: Call<'_>) -> Result<(), i32> {
         match call.method {
             METHOD_START => {
@@ -228,9 +232,9 @@ where
     /// Takes over the ring.
     ///
     /// # Errors
-    /// `ERROR_VERSION` if the host's version differs; `ERROR_CALL` if called before or with an unknown
-    /// [`Start::power`] or [`Start::matrix`]; `ERROR_RING` if the region cannot be mapped or holds no ring; `ERROR_UNITS`
-    /// without VTCM.
+    /// `ERROR_VERSION` if the host's version differs; `ERROR_CALL` if called before or with an
+    /// unknown [`Start::power`] or [`Start::matrix`]; `ERROR_RING` if the region cannot be mapped
+    /// or holds no ring; `ERROR_UNITS` without VTCM.
     pub fn start(&mut self, start: &Start) -> Result<Info, i32> {
         if start.version != VERSION {
             return Err(ERROR_VERSION);
@@ -266,11 +270,13 @@ where
         })
     }
 
-    /// Reads the ring until it has been empty for a while, until others want VTCM, or until the host wishes to close.
+    /// Reads the ring until it has been empty for a while, until others want VTCM, or until the
+    /// host wishes to close.
     ///
     /// # Errors
-    /// `ERROR_LATER` if others want VTCM and the host has published more commands: it calls again. `ERROR_RING` if the ring is
-    /// corrupt, `ERROR_CALL` before START and after the end; codes of [`Platform::answer`]. The session is closed then.
+    /// `ERROR_LATER` if others want VTCM and the host has published more commands: it calls again.
+    /// `ERROR_RING` if the ring is corrupt, `ERROR_CALL` before START and after the end; codes of
+    /// [`Platform::answer`]. The session is closed then.
     pub fn serve(&mut self, serve: &Serve) -> Result<(), i32> {
         if self.phase != Phase::Started || serve.reserved != 0 {
             return Err(ERROR_CALL);
@@ -297,14 +303,14 @@ where
         &mut self.units
     }
 
-    /// Runs code on the thread that computes with the matrix unit, for a system that lends the unit to
-    /// one thread.
+    /// Runs code on the thread that computes with the matrix unit, for a system that lends the unit
+    /// to one thread.
     pub fn on_matrix_thread(&self, run: impl FnMut() + Send) {
         self.engine.on_matrix_thread(run);
     }
 
-    /// Returns `true` if a thread beside those that compute has the matrix unit, or if only one thread
-    /// computes.
+    /// Returns `true` if a thread beside those that compute has the matrix unit, or if only one
+    /// thread computes.
     pub fn has_matrix_thread(&self) -> bool {
         self.engine.has_matrix_thread() || self.engine.threads() == 1
     }
@@ -314,8 +320,8 @@ where
         &mut self.platform
     }
 
-    /// Ends the session: unmaps all buffers and refuses later calls. Does not touch the ring, which a host that closes the
-    /// handle has unmapped.
+    /// Ends the session: unmaps all buffers and refuses later calls. Does not touch the ring, which
+    /// a host that closes the handle has unmapped.
     pub fn close(&mut self) {
         self.ring = None;
         for mapped in self.state.session.memory.drain() {
@@ -360,7 +366,8 @@ where
                     ring.answer(&completion);
                     if work.platform.is_vtcm_wanted() {
                         ring.announce(STATE_PARKED);
-                        // A host that published commands before it could see that does not call for them.
+                        // A host that published commands before it could see that does not call for
+                        // them.
                         let is_done = ring.pending()? == 0;
                         return Ok(if is_done { Exit::Idle } else { Exit::Later });
                     }
@@ -391,7 +398,8 @@ impl<P: Platform, V, S: DerefMut<Target = State>> Drop for Server<P, V, S> {
     }
 }
 
-/// Returns the part of VTCM that commands share, and the place of the table of exponentials after it.
+/// Returns the part of VTCM that commands share, and the place of the table of exponentials after
+/// it.
 fn split_vtcm(vtcm: &mut [Tile]) -> (&mut [Tile], &mut [Tile]) {
     vtcm.split_at_mut(vtcm.len().saturating_sub(TABLE_TILES))
 }

@@ -1,6 +1,6 @@
 //! The protocol between the two processors: the ring in shared memory, commands, completions, and
-//! the few calls that go through FastRPC. All fields are little-endian words of fixed size, and none
-//! is a pointer.
+//! the few calls that go through FastRPC. All fields are little-endian words of fixed size, and
+//! none is a pointer.
 //!
 //! # The ring, one region of shared memory
 //!
@@ -20,8 +20,8 @@
 //! command i. The writer of a slot publishes it by a release store of its counter, and the reader
 //! acquires the counter. Each side checks the other side's values before it uses them: a counter
 //! must not be ahead by more than the number of slots, and the buffers that a command names must
-//! exist. Both sides continue from the values that the counters have at START, which are 0 in zeroed
-//! memory.
+//! exist. Both sides continue from the values that the counters have at START, which are 0 in
+//! zeroed memory.
 //!
 //! # A submission
 //!
@@ -39,8 +39,8 @@
 //! store.
 //!
 //! When another session or program waits for VTCM, the DSP does the same after the current
-//! submission. If the last look finds commands, it returns [`ERROR_LATER`], and the host calls again.
-//! Where the DSP's system cannot say so, the call returns after 2 ms without a command.
+//! submission. If the last look finds commands, it returns [`ERROR_LATER`], and the host calls
+//! again. Where the DSP's system cannot say so, the call returns after 2 ms without a command.
 
 mod call;
 mod operation;
@@ -113,8 +113,8 @@ pub struct RingLayout {
 }
 
 impl RingLayout {
-    /// Returns the layout of a ring with `slots` slots, or `None` unless that is a power of two of at
-    /// most [`MAX_SLOTS`].
+    /// Returns the layout of a ring with `slots` slots, or `None` unless that is a power of two of
+    /// at most [`MAX_SLOTS`].
     #[must_use]
     pub const fn new(slots: u32) -> Option<Self> {
         if slots.is_power_of_two() && slots <= MAX_SLOTS {
@@ -278,7 +278,7 @@ pub struct Weights {
 /// Rows of 4-byte elements: f32, or i32 for the choice of experts. A row has no gaps.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Plain {
+pub struct RowsF32 {
     /// Buffer that holds the rows.
     pub buffer: u32,
     /// 0.
@@ -293,13 +293,13 @@ pub struct Plain {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Epilogue {
-    /// `KERNEL_ADD`, `_SWIGLU`, `_GEGLU`, `_REGLU`, `_GEGLU_ERF` or `_GEGLU_QUICK` of the product and
-    /// `other`; 0 for no operation, with zeros in the other fields.
+    /// `KERNEL_ADD`, `_SWIGLU`, `_GEGLU`, `_REGLU`, `_GEGLU_ERF` or `_GEGLU_QUICK` of the product
+    /// and `other`; 0 for no operation, with zeros in the other fields.
     pub kernel: u32,
     /// 1 if `other` is the first operand, which gates the product; otherwise 0.
     pub swapped: u32,
     /// The other operand: rows of N. It may be the memory of the results.
-    pub other: Plain,
+    pub other: RowsF32,
 }
 
 /// `dst[M,N] = act[M,K] · w[K,N]` for each plane of the activations.
@@ -309,9 +309,9 @@ pub struct MatMul {
     /// The weights.
     pub weights: Weights,
     /// Activations: rows of K.
-    pub act: Plain,
+    pub act: RowsF32,
     /// Results: rows of N.
-    pub dst: Plain,
+    pub dst: RowsF32,
     /// Number of rows of a plane.
     pub m: u32,
     /// Planes in ggml's dimensions 2 and 3: multiples of the weights' slices. Plane i uses slice
@@ -330,11 +330,11 @@ pub struct MatMulId {
     /// The experts' weights, one slice each; `slices[1]` is 1.
     pub weights: Weights,
     /// Activations: dimension 1 counts slots, dimension 2 tokens.
-    pub act: Plain,
+    pub act: RowsF32,
     /// Results: dimension 1 counts slots, dimension 2 tokens.
-    pub dst: Plain,
+    pub dst: RowsF32,
     /// Chosen experts, i32: dimension 0 counts slots, dimension 1 tokens.
-    pub ids: Plain,
+    pub ids: RowsF32,
     /// Number of experts that a token chooses.
     pub slots: u32,
     /// Slots of the activations: `slots`, or a divisor of it, in which case activations repeat.

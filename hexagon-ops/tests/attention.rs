@@ -261,7 +261,8 @@ impl Operands {
     }
 }
 
-/// Compares results with all copies that are possible, with fewer and with none, and returns which there were.
+/// Compares results with all copies that are possible, with fewer and with none, and returns which
+/// there were.
 ///
 /// Dot products, to which an exception leads, are cut for the number of threads.
 fn compare(setup: &Setup, table: &[Line; TABLE_LINES]) -> Vec<[bool; 2]> {
@@ -391,7 +392,8 @@ fn exceptions_among_copied_values_are_found() {
     }
 }
 
-/// Scores in FP16 that are rounded at other places differ by 2^-11 of themselves, and weights by as much as their exponents.
+/// Scores in FP16 that are rounded at other places differ by 2^-11 of themselves, and weights by as
+/// much as their exponents.
 #[test]
 fn an_older_unit_and_none_give_nearly_the_same() {
     let mut table = table();
@@ -418,7 +420,7 @@ fn an_older_unit_and_none_give_nearly_the_same() {
                 bits.into_iter().map(f32::from_bits).collect()
             };
             let want: Vec<f64> = of(Form::Scaling).into_iter().map(f64::from).collect();
-            for form in [Form::Plain, Form::Vectors] {
+            for form in [Form::RoundOnly, Form::Vectors] {
                 let error = test_kit::nmse(&of(form), &want);
                 assert!(error < 3e-6, "{setup:?} {form:?} on {threads}: {error:e}");
             }

@@ -113,7 +113,7 @@ fn a_unit_without_scales_rounds_and_takes_a_zero_block_only() {
         // Room for two blocks.
         Tile::ZERO,
     ];
-    let mut hmx = Hmx::of_form(Form::Plain, &vtcm);
+    let mut hmx = Hmx::of_form(Form::RoundOnly, &vtcm);
     let (operands, out) = vtcm.split_at_mut(2);
     let (out, blocks) = out.split_at_mut(1);
     let blocks: &mut [ScaleBlock] = bytemuck::cast_slice_mut(blocks);

@@ -293,8 +293,8 @@ fn gemv_error_is_that_of_8_bits() {
     }
 }
 
-/// One element of a row is up to 2^15 times larger than the others, as in real models. Eight bits hold it
-/// exactly, so the error is that of the others.
+/// One element of a row is up to 2^15 times larger than the others, as in real models. Eight bits
+/// hold it exactly, so the error is that of the others.
 #[test]
 fn a_large_element_leaves_the_others_their_bits() {
     let mut numbers = Numbers::default();

@@ -236,8 +236,8 @@ fn small_vtcm_cuts_m_and_groups() {
     }
 }
 
-/// Of 256 columns and 100 rows: a tile of scales, 80 tiles of activations and 2 of their factors; twice three strips of raw
-/// panels, of tiles, and of results.
+/// Of 256 columns and 100 rows: a tile of scales, 80 tiles of activations and 2 of their factors;
+/// twice three strips of raw panels, of tiles, and of results.
 #[test]
 fn a_plan_takes_the_tiles_of_all_its_areas() {
     let plan = GemmPlan {
@@ -251,7 +251,8 @@ fn a_plan_takes_the_tiles_of_all_its_areas() {
     }
 }
 
-/// Weights pass through VTCM once per chunk of M, so fewer chunks come first, and then longer groups.
+/// Weights pass through VTCM once per chunk of M, so fewer chunks come first, and then longer
+/// groups.
 #[test]
 fn a_plan_has_the_fewest_chunks_and_the_longest_groups() {
     for (weight, n, k) in [
@@ -564,7 +565,7 @@ fn host_speed() {
 #[test]
 fn chips_with_an_older_unit_or_none_multiply_as_exactly() {
     let mut numbers = Numbers::default();
-    for form in [Form::Plain, Form::Vectors] {
+    for form in [Form::RoundOnly, Form::Vectors] {
         for weight in WeightType::ALL {
             for (threads, vtcm_tiles, shape) in [
                 (1, 1024, (1, 64, 33)),

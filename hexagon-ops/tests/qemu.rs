@@ -66,7 +66,8 @@ fn run(emulator: &Emulator, guest: &Path, input: Vec<u8>) -> Vec<u8> {
     run_as("strict", emulator, guest, input)
 }
 
-/// Returns the emulator's mode that keeps qfloat values as the hardware of a library does, with exponents; strict, too.
+/// Returns the emulator's mode that keeps qfloat values as the hardware of a library does, with
+/// exponents; strict, too.
 fn rules(library: &str) -> &'static str {
     match library {
         "v68" | "v69" | "v73q" => "v73",
@@ -76,8 +77,8 @@ fn rules(library: &str) -> &'static str {
 
 /// Runs the guest on `input` with a mode of the emulator's qfloat, and returns its output.
 fn run_as(qfloat: &str, emulator: &Emulator, guest: &Path, input: Vec<u8>) -> Vec<u8> {
-    // The compiler stores qfloat values in the libraries for V68 and V69, where integers convert to floats in many registers.
-    // Before V79 a register has all their bits, so that nothing is lost.
+    // The compiler stores qfloat values in the libraries for V68 and V69, where integers convert to
+    // floats in many registers. Before V79 a register has all their bits, so that nothing is lost.
     let stores = ["v68", "v69"].map(|library| guest.iter().any(|part| part == library));
     let qfloat = if stores.contains(&true) {
         "rounded"
@@ -415,7 +416,8 @@ fn rows_have_the_hosts_values_up_to_their_ends() {
             let mut relative = match (dtype, library) {
                 (Type::F16, _) => 1e-3,
                 (_, "v73" | "v75") => 2e-6,
-                // With qfloat, a logistic function has another polynomial: the host's, with IEEE arithmetic, is off by 2.6e-6.
+                // With qfloat, a logistic function has another polynomial: the host's, with IEEE
+                // arithmetic, is off by 2.6e-6.
                 _ => 3e-6,
             };
             if is_by_rules && rules(library) == "v73" {
@@ -482,8 +484,9 @@ fn conventional_dequantizers_give_the_nearest_f16() {
 
 /// Returns the largest squared error of dequantized weights, over the squares of the weights.
 ///
-/// Rounding to f16 is an error of up to 2^-11 of a number, in the mean 4e-8 of its square. Scales of super-blocks are
-/// rounded before, and with qfloat products before a minimum is added; these have ten bits before V79.
+/// Rounding to f16 is an error of up to 2^-11 of a number, in the mean 4e-8 of its square. Scales
+/// of super-blocks are rounded before, and with qfloat products before a minimum is added; these
+/// have ten bits before V79.
 fn most_error(library: &str, weight: WeightType) -> f64 {
     use WeightType as W;
     match weight {
@@ -602,7 +605,8 @@ fn conventional_exponentials_are_within_two_units() {
         let answer = run(&emulator, &guest, request(-8));
         let (answer, sums) = answer.split_at(answer.len() - 2 * size_of::<Line>());
         let (each, row) = answer.split_at(answer.len() - 2 * ROW);
-        // Units in the last place: 1.53 with IEEE arithmetic, 1.70 with qfloat, which rounds products, too.
+        // Units in the last place: 1.53 with IEEE arithmetic, 1.70 with qfloat, which rounds
+        // products, too.
         let bound = if matches!(library, "v73" | "v75") {
             1.53
         } else {
@@ -663,8 +667,9 @@ fn without_units(guest: &Path, copies: Copies) -> PathBuf {
     const NOP: u32 = 0x7f00_c000;
     const NOP_AND: u32 = 0x7f00_4000;
     // Words, the bits of a register's number in them, and what takes their place.
-    // SOURCE of the last five: `dmstart`, `dmlink`, `dmwait`, `dmpoll` and `dmpause`, `memw(Rs+#4) = #-1`,
-    // which sets the descriptor's bit for a copy that is done, and `Rd = #0`, as LLVM assembles them.
+    // SOURCE of the last five: `dmstart`, `dmlink`, `dmwait`, `dmpoll` and `dmpause`, `memw(Rs+#4)
+    // = #-1`, which sets the descriptor's bit for a copy that is done, and `Rd = #0`, as LLVM
+    // assembles them.
     let start = match copies {
         Copies::Free => 0x3c40_e0ff,
         Copies::Refused => NOP,
@@ -801,7 +806,8 @@ fn kernels_take_the_recorded_packets() {
 #[test]
 #[ignore = "needs the pinned nightly and an emulator: make dsp"]
 fn a_step_takes_less_than_the_tasks_that_it_hands_over() {
-    /// Cycles in which neither side looks: a worker before it takes a task, and the caller at the end.
+    /// Cycles in which neither side looks: a worker before it takes a task, and the caller at the
+    /// end.
     const PAUSES: usize = 2 * 64;
     let Some(emulator) = float_emulator() else {
         return;

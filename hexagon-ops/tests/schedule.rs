@@ -1,11 +1,11 @@
 //! Compares the steps that the drivers make with the schedule that `ggml-npu model` assumes: a
-//! command takes the longest of its bytes, its packets on all threads, and its products on the matrix
-//! unit (`tool/src/model/cost.rs`).
+//! command takes the longest of its bytes, its packets on all threads, and its products on the
+//! matrix unit (`tool/src/model/cost.rs`).
 //!
 //! An engine that executes nothing records the steps for Llama-3.2-1B on a V75 with four threads. A
-//! step takes the longest of its own three, and copies beside several steps take at least as long as
-//! all of those. A command's packets are those of `packets.txt`, in equal
-//! parts for its tasks; the slowest thread of a step has the number of tasks rounded up.
+//! step takes the longest of its own three, and copies beside several steps take at least as long
+//! as all of those. A command's packets are those of `packets.txt`, in equal parts for its tasks;
+//! the slowest thread of a step has the number of tasks rounded up.
 #![expect(
     clippy::unwrap_used,
     clippy::cast_precision_loss,
@@ -125,8 +125,8 @@ fn product(format: Format, [m, k, n]: [usize; 3]) -> Times {
     let tiles = k / 32 * (n / 32);
     let products = if m <= 2 { 0 } else { m.div_ceil(32) };
     assert_eq!(sum(|step| step.tile_products), products * tiles);
-    // Weights are copied and dequantized once for each chunk of M that fits in VTCM. The model does it
-    // once for all, and only 512 rows of 8192 take two chunks.
+    // Weights are copied and dequantized once for each chunk of M that fits in VTCM. The model does
+    // it once for all, and only 512 rows of 8192 take two chunks.
     let chunks = if m * k > 2048 * 1024 { 2 } else { 1 };
     let bytes = layout.matrix_bytes();
     assert_eq!(sum(|step| step.copied_bytes), chunks * bytes);
@@ -139,7 +139,8 @@ fn product(format: Format, [m, k, n]: [usize; 3]) -> Times {
 /// Bytes of keys and values of [`attend`].
 const CACHE_BYTES: f64 = 2.0 * 2.0 * 64.0 * 512.0 * 8.0;
 
-/// Returns the steps of an attention of `rows` tokens to 512 positions without a mask, 32 heads on 8.
+/// Returns the steps of an attention of `rows` tokens to 512 positions without a mask, 32 heads
+/// on 8.
 fn attend(rows: usize) -> Vec<StepRecord> {
     const POSITIONS: usize = 512;
     let shape = |dtype: Type, ne: [usize; 4]| {
@@ -222,9 +223,9 @@ fn check(what: &str, times: &Times, bound: f64) {
     assert!((0.999..bound).contains(&ratio), "{what}: {ratio:.3}");
 }
 
-/// The stages of the first and of the last groups have nothing beside them: at most three of the steps
-/// of each product, of which 64 strips have 8 groups and more. Without overlap the vector threads'
-/// time would be added, which is a third of the matrix unit's.
+/// The stages of the first and of the last groups have nothing beside them: at most three of the
+/// steps of each product, of which 64 strips have 8 groups and more. Without overlap the vector
+/// threads' time would be added, which is a third of the matrix unit's.
 #[test]
 fn products_of_a_prompt_overlap_as_the_model_assumes() {
     check("products of a layer, 512 rows", &layer(Q4_0, 512), 1.06);
@@ -239,8 +240,8 @@ fn products_of_a_token_overlap_as_the_model_assumes() {
 }
 
 /// Packets of one thread take longer than the bytes, so a step must give every thread a task: also
-/// where a strip has more than half of the bytes of a step (8192), and where the bytes of a step have
-/// three strips for each thread (1152).
+/// where a strip has more than half of the bytes of a step (8192), and where the bytes of a step
+/// have three strips for each thread (1152).
 #[test]
 fn rows_of_16_bits_are_shared_by_all_threads() {
     let of = |weight, name| layer((weight, name, 16), 1);
@@ -251,8 +252,8 @@ fn rows_of_16_bits_are_shared_by_all_threads() {
 }
 
 /// A head of keys and values has 8 groups in 11 steps, of which the first three and the last three
-/// leave a unit idle. Without overlap the matrix unit's time would be added, which is almost half of
-/// the vector threads'.
+/// leave a unit idle. Without overlap the matrix unit's time would be added, which is almost half
+/// of the vector threads'.
 #[test]
 fn attention_of_a_prompt_overlaps_as_the_model_assumes() {
     let packets = counted("whole_attention_f16_h64_4on1_r512") * 512.0 * 32.0;
@@ -260,8 +261,8 @@ fn attention_of_a_prompt_overlaps_as_the_model_assumes() {
     check("attention of a layer, 512 rows", &times, 1.1);
 }
 
-/// A head of keys and values is one tile of rows, which one thread computes, and half of the threads
-/// pack its two parts of 256 positions.
+/// A head of keys and values is one tile of rows, which one thread computes, and half of the
+/// threads pack its two parts of 256 positions.
 #[test]
 fn attention_of_a_token_takes_at_most_twice_the_model() {
     let packets = counted("whole_attention_f16_h64_32on8_r1") * 512.0 * 32.0;
@@ -274,7 +275,8 @@ type DotStep = (usize, usize);
 /// A product, its threads and tiles of VTCM, the tasks that quantize its rows, and its steps.
 type DotCase = (Format, [usize; 3], usize, usize, usize, &'static [DotStep]);
 
-/// A step has the strips of 256 KiB, at least two for each thread and at least 8, if they fit in VTCM twice.
+/// A step has the strips of 256 KiB, at least two for each thread and at least 8, if they fit in
+/// VTCM twice.
 #[test]
 fn a_step_of_dot_products_gives_each_thread_whole_pairs() {
     let q8_0 = (WeightType::Q8_0, "q8_0", 8);

@@ -1,7 +1,8 @@
 //! Proves that the libraries for the DSP link, have the form that FastRPC's loader requires, import
-//! only symbols that other unsigned libraries import, too (tests/imports.txt), hold only known matrix packets, take at most 128 KiB of stack,
-//! have the size that tests/skel.txt records to within 20 %, neither copy nor store a qfloat
-//! value, and have no instruction that their architecture lacks. Skipped with a printed reason without the pinned nightly or lld.
+//! only symbols that other unsigned libraries import, too (tests/imports.txt), hold only known
+//! matrix packets, take at most 128 KiB of stack, have the size that tests/skel.txt records to
+//! within 20 %, neither copy nor store a qfloat value, and have no instruction that their
+//! architecture lacks. Skipped with a printed reason without the pinned nightly or lld.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod common;
@@ -115,8 +116,8 @@ impl Elf {
     }
 }
 
-/// Runs tools/check.py on a library, which fails if a qfloat value leaves its register unless `stored` allows it, and returns
-/// the bytes of its stack.
+/// Runs tools/check.py on a library, which fails if a qfloat value leaves its register unless
+/// `stored` allows it, and returns the bytes of its stack.
 fn check_code(library: &Path, stored: &[&str]) -> Result<usize, Skip> {
     let objdump = "llvm-objdump-22";
     if Command::new(objdump).arg("--version").output().is_err() {
@@ -138,8 +139,8 @@ fn check_code(library: &Path, stored: &[&str]) -> Result<usize, Skip> {
     Ok(stack.unwrap().parse().unwrap())
 }
 
-/// Runs tools/newer.py on a library, which fails if an instruction is newer than `arch`, and returns the packets that it looked
-/// at.
+/// Runs tools/newer.py on a library, which fails if an instruction is newer than `arch`, and
+/// returns the packets that it looked at.
 fn check_age(library: &Path, arch: &str) -> Result<usize, Skip> {
     let tools = ["llvm-objdump-22", "llvm-mc-22"];
     for tool in tools {

@@ -25,7 +25,7 @@ fn best(mut f: impl FnMut()) -> f64 {
     times.fold(f64::INFINITY, f64::min)
 }
 
-/// Strides in elements, smallest first, of dimensions that lie in `order`.
+/// Strides in elements, smallest first, of dimensions that are in `order`.
 fn strides(ne: [usize; 4], order: [usize; 4], bytes: usize) -> [usize; 4] {
     let mut nb = [0; 4];
     let mut stride = bytes;

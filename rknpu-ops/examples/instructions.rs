@@ -1,7 +1,8 @@
-//! Runs one host stage a number of times, so that scripts/aarch64.py can count instructions per element under qemu.
+//! Runs one host stage a number of times, so that scripts/aarch64.py can count instructions per
+//! element under qemu.
 //!
-//! `instructions` lists the stages and their rows; `instructions STAGE VERSION K TIMES` runs one, VERSION being `scalar`
-//! or, on aarch64, `neon`.
+//! `instructions` lists the stages and their rows; `instructions STAGE VERSION K TIMES` runs one,
+//! VERSION being `scalar` or, on aarch64, `neon`.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -39,7 +40,8 @@ const STAGES: [(&str, usize); 16] = [
 macro_rules! run {
     ($version:ident, $stage:expr, $k:expr, $times:expr) => {{
         let (k, rows) = ($k, 32);
-        // As in a rotation: blocks from the front, and one that ends with the row where they do not fill it.
+        // As in a rotation: blocks from the front, and one that ends with the row where they do not
+        // fill it.
         let block = (1usize << k.ilog2()).min(HADAMARD_BLOCK_MAX);
         let whole = k / block * block;
         let values = vec![0.75f32; rows * k];

@@ -8,9 +8,9 @@
 //! O[M,e] = P[M,N] . V[N,e]      B: a cell's value is a row      (pack_values)
 //! ```
 //!
-//! P is not divided by its sum, so that its largest value is 2^15 in each row. Values down to 2^-29 of that are
-//! normal numbers of FP16: thousands of cells of which each counts little are not lost. [`Merger`] adds up the O of
-//! several ranges of cells.
+//! P is not divided by its sum, so that its largest value is 2^15 in each row. Values down to 2^-29
+//! of that are normal numbers of FP16: thousands of cells of which each counts little are not lost.
+//! [`Merger`] adds up the O of several ranges of cells.
 
 use std::ops::Range;
 
@@ -20,7 +20,8 @@ use half::slice::HalfFloatSliceExt;
 use crate::layout::{NativeB, NativeC};
 use crate::pack::Rows;
 
-/// Factor of the probabilities in P, which the sums of values have, too: the largest power of two of FP16.
+/// Factor of the probabilities in P, which the sums of values have, too: the largest power of two
+/// of FP16.
 pub const P_FACTOR: f32 = 32768.0;
 
 /// Results of a product in the native layout of C, of `m` rows.
@@ -53,7 +54,8 @@ impl NativeRows<'_> {
 ///
 /// - `values`: a row for each cell
 /// - `channels`: the columns of `values` that the strip takes; at most `gn`, others are zeroed
-/// - `cells`: K of the product, a multiple of `gk` of at most `split_k`; cells beyond `values` are zeroed
+/// - `cells`: K of the product, a multiple of `gk` of at most `split_k`; cells beyond `values` are
+///   zeroed
 /// - `strip`: `strip_len(cells)` elements
 ///
 /// # Panics
@@ -112,9 +114,9 @@ pub struct RowMask<'a> {
     pub factor: f32,
 }
 
-/// Turns the scores of a row into probabilities, and returns the largest x and the sum of all `exp(x - max)`: negative
-/// infinity and 0 for a row without a visible cell, and a sum of NaN for a row that sees a score of NaN. The
-/// probabilities of both are zeros.
+/// Turns the scores of a row into probabilities, and returns the largest x and the sum of all
+/// `exp(x - max)`: negative infinity and 0 for a row without a visible cell, and a sum of NaN for a
+/// row that sees a score of NaN. The probabilities of both are zeros.
 ///
 /// - `work`: as many elements as `out`
 /// - `out`: an element for each cell, times [`P_FACTOR`]; `row.mask` has as many
@@ -146,7 +148,7 @@ pub fn probabilities(
             let block = &mut block[..mask.len()];
             mask.convert_to_f32_slice(block);
             for (x, mask) in x.iter_mut().zip(block) {
-                // Whatever lies in a hidden cell, also NaN.
+                // Whatever is in a hidden cell, also NaN.
                 let hidden = *mask == f32::NEG_INFINITY;
                 *x = if hidden {
                     *mask
@@ -191,7 +193,8 @@ fn exp(x: f32) -> f32 {
     let p = p * f + 0.240_226_5;
     let p = p * f + std::f32::consts::LN_2;
     let p = p * f + 1.0;
-    // CAST: the exponent is between -126 and 0, or the factor is NaN whatever it is multiplied with.
+    // CAST: the exponent is between -126 and 0, or the factor is NaN whatever it is multiplied
+    // with.
     let exponent = sum.to_bits().wrapping_sub(ROUND.to_bits());
     p * f32::from_bits(exponent.wrapping_add(127) << 23)
 }
@@ -236,7 +239,8 @@ impl Merger {
         self.sum = f32::NAN;
     }
 
-    /// Divides a row by its sum, to which a sink adds its share. A row without a visible cell is zeros.
+    /// Divides a row by its sum, to which a sink adds its share. A row without a visible cell is
+    /// zeros.
     pub fn finish(self, sink: Option<f32>, total: &mut [f32]) {
         let (mut sum, mut factor) = (self.sum, 1.0);
         if let Some(sink) = sink {

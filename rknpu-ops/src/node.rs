@@ -1,12 +1,14 @@
-//! Locks on bytes of an NPU's node, by which processes share the NPU. The stand-in locks the file that stands for its node.
+//! Locks on bytes of an NPU's node, by which processes share the NPU. The stand-in locks the file
+//! that stands for its node.
 //!
 //! ```text
 //! byte    0      1       2      3      4 ..
 //!         turn   queue   seat   call   machines of the stand-in
 //! ```
 //!
-//! A lock belongs to an open file, not to a process (`F_OFD_SETLK`, fcntl(2)). It ends when the last descriptor of that open
-//! file is closed, so a process that dies gives it back. A node has no such bytes: the kernel compares the numbers alone.
+//! A lock belongs to an open file, not to a process (`F_OFD_SETLK`, fcntl(2)). It ends when the
+//! last descriptor of that open file is closed, so a process that dies gives it back. A node has no
+//! such bytes: the kernel compares the numbers alone.
 #![expect(unsafe_code, reason = "locks on bytes are system calls")]
 
 use std::fs::File;
@@ -87,7 +89,8 @@ fn range(byte: u16, kind: c_int) -> libc::flock {
 }
 
 fn call(file: &File, command: c_int, range: &mut libc::flock) -> io::Result<()> {
-    // SAFETY: the descriptor is open, and the command takes a pointer to this struct, which is alive during the call.
+    // SAFETY: the descriptor is open, and the command takes a pointer to this struct, which is
+    // alive during the call.
     let code = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut *range) };
     if code == -1 {
         return Err(io::Error::last_os_error());

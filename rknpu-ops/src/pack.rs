@@ -191,7 +191,8 @@ pub fn quantize_rows_i8(
 /// Computes step 1 for INT8 with two digits: rotates and quantizes rows into a row-major scratch.
 ///
 /// - `src`: any rows, K elements each; `work`: at least K elements of scratch
-/// - `out`: `src.count() * 2 K` elements, row-major without gaps; the digits of a row follow each other, the high one first
+/// - `out`: `src.count() * 2 K` elements, row-major without gaps; the digits of a row follow each
+///   other, the high one first
 /// - `scales`: `src.count()` elements, see [`quant::quantize_row_wide`]
 ///
 /// # Panics

@@ -1,7 +1,7 @@
 //! Compares some sums of a run with those of the CPU, from the very bytes that the NPU read.
 //!
-//! Every row is looked at, and columns from one end to the other: a library that computes a shape wrong does so all over
-//! (librknnrt 1.5.2 with M = 2), or beyond a row or a column.
+//! Every row is looked at, and columns from one end to the other: a library that computes a shape
+//! wrong does so all over (librknnrt 1.5.2 with M = 2), or beyond a row or a column.
 
 use half::f16;
 
@@ -10,8 +10,8 @@ use crate::layout::{Elem, MatmulLayout};
 /// Most columns that are looked at, beside one for each row.
 const COLUMNS: usize = 256;
 
-/// Factor of the sum of the products' magnitudes: a float result may be wrong by so much. Sums in FP32 of any order stay far
-/// below it, and a foreign number is seldom so near.
+/// Factor of the sum of the products' magnitudes: a float result may be wrong by so much. Sums in
+/// FP32 of any order stay far below it, and a foreign number is seldom so near.
 const TOLERANCE: f64 = 1.0 / 512.0;
 
 /// Operands and result of a run in their native layouts.

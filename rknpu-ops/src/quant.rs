@@ -134,8 +134,8 @@ pub fn quantize_row_i8(row: &[f32], out: &mut [i8]) -> f32 {
 ///
 /// - `high`, `low`: as many elements as the row, each in [-127, 127]
 /// - scale: `max |x| / 32512`; the error is at most `scale / 2 * (1 + 2^-7)`
-/// - 0, and zeros, for rows of zeros and those so small that the scale would be subnormal; NaN, and zeros, if an element is not
-///   finite
+/// - 0, and zeros, for rows of zeros and those so small that the scale would be subnormal; NaN, and
+///   zeros, if an element is not finite
 ///
 /// ```
 /// use rknpu_ops::quant::quantize_row_wide;

@@ -162,7 +162,7 @@ fn a_bad_row_spoils_no_other_of_its_pool() {
     }
 }
 
-/// The largest value lies on the upper end of the histogram, where a bin number must not run past
+/// The largest value is on the upper end of the histogram, where a bin number must not run past
 /// the last one.
 #[test]
 fn the_largest_value_falls_into_the_last_bin() {

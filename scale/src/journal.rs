@@ -84,8 +84,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Begins a journal, or goes on with the one that is there. A file that is refused is left as it
-    /// is.
+    /// Begins a journal, or goes on with the one that is there. A file that is refused is left as
+    /// it is.
     ///
     /// - `problems`: those of the run; entries of the journal may be of others
     /// - returns the journal and the names of the problems in it
@@ -165,7 +165,8 @@ impl Journal {
         Ok((journal, names))
     }
 
-    /// Returns `true` if no other process can open the journal. There are platforms and file systems without locks.
+    /// Returns `true` if no other process can open the journal. There are platforms and file
+    /// systems without locks.
     #[must_use]
     pub fn is_locked(&self) -> bool {
         self.is_locked
@@ -211,8 +212,8 @@ fn check_lock(path: &Path, lock: Result<(), TryLockError>) -> Result<bool, Error
     }
 }
 
-/// Returns `true` for the error of a platform or a file system without locks. NFS without a lock service has ENOLCK,
-/// for which std has no kind.
+/// Returns `true` for the error of a platform or a file system without locks. NFS without a lock
+/// service has ENOLCK, for which std has no kind.
 fn has_no_locks(error: &io::Error) -> bool {
     let codes = [libc::ENOLCK, libc::EOPNOTSUPP, libc::ENOSYS];
     let code = error.raw_os_error();

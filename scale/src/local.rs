@@ -67,7 +67,8 @@ impl LocalServer {
             reason,
         };
         let path = find(&program).ok_or_else(|| failed("no such program in PATH".into()))?;
-        // The port is free until the server takes it; if another program is faster, the server ends.
+        // The port is free until the server takes it; if another program is faster, the server
+        // ends.
         let port = TcpListener::bind(("127.0.0.1", 0))
             .and_then(|socket| socket.local_addr())
             .map_err(|error| failed(error.to_string()))?
@@ -201,8 +202,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads the server's log to its end, so that the server never waits for a reader, and keeps the last
-/// lines.
+/// Reads the server's log to its end, so that the server never waits for a reader, and keeps the
+/// last lines.
 fn read_log(stderr: ChildStderr, log: &Mutex<VecDeque<String>>) {
     let mut reader = BufReader::new(stderr);
     let mut line = Vec::new();

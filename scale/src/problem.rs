@@ -117,8 +117,8 @@ const MOST_DIGITS: usize = 15;
 /// Returns a text or a number as text: 18.0 is `18`.
 ///
 /// # Errors
-/// The name of a field with a number that may have been rounded when it was read: a fraction of more than
-/// [`MOST_DIGITS`] digits, or a number with an exponent.
+/// The name of a field with a number that may have been rounded when it was read: a fraction of
+/// more than [`MOST_DIGITS`] digits, or a number with an exponent.
 fn words(name: &str, value: &Value) -> Result<Option<String>, String> {
     Ok(match value {
         Value::String(text) => Some(text.clone()),

@@ -177,6 +177,7 @@ fn seed_of(seed: u32, id: &str) -> u32 {
     for byte in seed.to_le_bytes().into_iter().chain(id.bytes()) {
         hash = (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     }
-    // Room for the other samples below llama-server's number for a random seed, which is the largest.
+    // Room for the other samples below llama-server's number for a random seed, which is the
+    // largest.
     hash >> 1
 }

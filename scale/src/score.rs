@@ -11,7 +11,8 @@ use crate::search::{Sampled, Solution};
 
 /// Gives each step of a solution a number; larger is better.
 pub trait Scorer: Sync {
-    /// Scores the steps of solutions to one question. A solution of whose steps nothing is known has no score.
+    /// Scores the steps of solutions to one question. A solution of whose steps nothing is known
+    /// has no score.
     ///
     /// # Errors
     /// Those of a server or a verifier.
@@ -77,8 +78,8 @@ impl Scorer for LogProbability {
 ///
 /// A step without known probabilities repeats the score of the step before it, or has none.
 ///
-/// SOURCE: Fu et al., Deep Think with Confidence, 2025, equation 2: self-certainty (Kang et al., 2025)
-/// of the likeliest tokens, without a constant.
+/// SOURCE: Fu et al., Deep Think with Confidence, 2025, equation 2: self-certainty (Kang et
+/// al., 2025) of the likeliest tokens, without a constant.
 #[derive(Clone, Copy, Debug)]
 pub struct SelfCertainty;
 
@@ -89,8 +90,9 @@ impl Scorer for SelfCertainty {
     }
 }
 
-/// Scores each step that has known probabilities by `mean`. A step without any is one that ends before its first token:
-/// it repeats the score before it, so that it is neither better nor worse than what it follows.
+/// Scores each step that has known probabilities by `mean`. A step without any is one that ends
+/// before its first token: it repeats the score before it, so that it is neither better nor worse
+/// than what it follows.
 fn known_scores(solutions: &[&Solution], mean: impl Fn(&Sampled) -> f64) -> Vec<Vec<f64>> {
     let scores = |solution: &&Solution| {
         let steps = solution.steps.iter();

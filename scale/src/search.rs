@@ -76,7 +76,8 @@ impl Solution {
         self.steps.iter().map(|step| step.tokens).sum()
     }
 
-    /// Returns the mean logarithm of the probabilities of the listed tokens, and the least one if none is listed.
+    /// Returns the mean logarithm of the probabilities of the listed tokens, and the least one if
+    /// none is listed.
     #[must_use]
     pub fn mean_logprob(&self) -> f64 {
         let sum: f64 = self.steps.iter().map(|step| step.logprob).sum();

@@ -385,7 +385,7 @@ impl LlamaServer {
     }
 }
 
-/// Returns a client whose requests end after `timeout_s` seconds. Each has a connection of its own,
+/// Returns a client whose requests end after `timeout_s` seconds. Each has a separate connection,
 /// and none goes through a proxy.
 pub(crate) fn agent(timeout_s: u64) -> Agent {
     Agent::config_builder()

@@ -49,8 +49,8 @@ pub extern "C" fn npu_buffer_new(device: usize, size: usize, shared: bool) -> *m
         let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return std::ptr::null_mut();
         };
-        // Warns before it allocates, because the system may end the process for it. llama.cpp does not shorten a context whose
-        // length is given.
+        // Warns before it allocates, because the system may end the process for it. llama.cpp does
+        // not shorten a context whose length is given.
         let devices = DEVICES.get().into_iter().flatten();
         let (left, _) = memory::of_machine(devices.map(DeviceEntry::held_bytes));
         if size > left && left > 0 {
@@ -96,7 +96,7 @@ pub extern "C" fn npu_host_memory_freed(device: usize, base: *const c_void, size
     guard("npu_host_memory_freed", (), || {
         if let Some(entry) = entry(device).filter(|_| !is_forked()) {
             let start = base.addr();
-            entry.device.forget(start..start.saturating_add(size));
+            entry.device.invalidate(start..start.saturating_add(size));
         }
     });
 }
@@ -155,11 +155,11 @@ impl NpuBuffer {
     }
 }
 
-/// Makes what a tensor needs to be written, and returns an `NPU_STATUS_*`. A log line gives the reason of a failure, which
-/// leaves the buffer as it was.
+/// Makes what a tensor needs to be written, and returns an `NPU_STATUS_*`. A log line gives the
+/// reason of a failure, which leaves the buffer as it was.
 ///
 /// # Safety
-/// `buffer` is alive, `tensor` is valid and lies in it.
+/// `buffer` is alive, `tensor` is valid and is in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_buffer_prepare(
     buffer: *const NpuBuffer,
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn npu_buffer_prepare(
 /// fail.
 ///
 /// # Safety
-/// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
+/// `buffer` is alive, `tensor` is valid and is in it, `data` is valid for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_buffer_set(
     buffer: *const NpuBuffer,
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn npu_buffer_set(
 /// `npu_buffer_set`.
 ///
 /// # Safety
-/// `buffer` is alive, `tensor` is valid and lies in it.
+/// `buffer` is alive, `tensor` is valid and is in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_buffer_fill(
     buffer: *const NpuBuffer,
@@ -275,7 +275,7 @@ fn negative(what: &str, tensor: &NpuTensor) -> u32 {
 /// NaN in floating-point types, and graphs that use the buffer fail.
 ///
 /// # Safety
-/// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.
+/// `buffer` is alive, `tensor` is valid and is in it, `data` is valid for writes of `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_buffer_get(
     buffer: *const NpuBuffer,

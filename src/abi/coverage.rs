@@ -1,5 +1,6 @@
-//! Measures the share of a model that a device computes. Nodes are counted while a graph is computed. The result is logged once
-//! for a token, and once for a graph of many rows that no token follows, such as an encoder's.
+//! Measures the share of a model that a device computes. Nodes are counted while a graph is
+//! computed. The result is logged once for a token, and once for a graph of many rows that no token
+//! follows, such as an encoder's.
 //!
 //! ggml asks about every node of a graph before it computes the graph, and about every weight when
 //! it loads a model. Then it hands over graphs: one for each stretch of nodes between nodes of
@@ -46,7 +47,7 @@ struct Seen {
     loads_next: bool,
     /// `true` if a graph has begun of which no node has been seen.
     begins_graph: bool,
-    contexts: BTreeMap<ContextId, Told>,
+    contexts: BTreeMap<ContextId, Logged>,
     last_context: ContextId,
     /// The context of the graph at hand.
     owner: ContextId,
@@ -55,7 +56,7 @@ struct Seen {
 
 /// The lines that a context had.
 #[derive(Debug, Default)]
-struct Told {
+struct Logged {
     token: bool,
     rows: bool,
 }
@@ -65,13 +66,13 @@ struct Told {
 enum ListId {
     /// The number of a graph.
     Graph(u64),
-    /// The [`full_name`] of the first node of a list without a number: a part of a graph whose other parts
-    /// the CPU computes, or of one that ggml shares out over several devices.
+    /// The [`full_name`] of the first node of a list without a number: a part of a graph whose
+    /// other parts the CPU computes, or of one that ggml shares out over several devices.
     First(String),
 }
 
-/// Returns the names of a node and of its first operand. Two products of a layer may have one name, as queries for the decoder's
-/// and for the encoder's keys.
+/// Returns the names of a node and of its first operand. Two products of a layer may have one name,
+/// as queries for the decoder's and for the encoder's keys.
 fn full_name(operation: &Operation) -> String {
     let first = operation.src[0].as_ref().map_or("", |first| first.name);
     format!("{} {first}", operation.dst.name)
@@ -108,7 +109,8 @@ impl Round {
 }
 
 impl Coverage {
-    /// Notes the answer to a question about node `name`, and returns the line about the graph that was computed before.
+    /// Notes the answer to a question about node `name`, and returns the line about the graph that
+    /// was computed before.
     ///
     /// - `sources`: the names of its operands
     pub(super) fn answered<'a>(
@@ -140,8 +142,8 @@ impl Coverage {
         })
     }
 
-    /// Notes that ggml has handed over a graph of a context: a split of its own. Returns the line about the graph before, if it
-    /// was another context's.
+    /// Notes that ggml has handed over a graph of a context: a separate split. Returns the line
+    /// about the graph before, if it was another context's.
     pub(super) fn begin_graph(&self, device: &str, context: ContextId) -> Option<String> {
         if !self.notes.load(Ordering::Relaxed) {
             return None;
@@ -153,7 +155,10 @@ impl Coverage {
                 seen.owner = context;
             }
             seen.begins_graph = true;
-            let counts = seen.contexts.get(&context).is_some_and(|told| !told.token);
+            let counts = seen
+                .contexts
+                .get(&context)
+                .is_some_and(|logged| !logged.token);
             if !counts {
                 // The questions were about this graph.
                 seen.nodes.clear();
@@ -173,7 +178,8 @@ impl Coverage {
         self.with(|seen| seen.round.writes_state = true);
     }
 
-    /// Notes a node that the CPU is about to compute in the device's place, and returns the line about the graph before.
+    /// Notes a node that the CPU is about to compute in the device's place, and returns the line
+    /// about the graph before.
     pub(super) fn left_to_cpu(&self, device: &str, operation: &Operation) -> Option<String> {
         if !self.counts() {
             return None;
@@ -192,7 +198,8 @@ impl Coverage {
         })
     }
 
-    /// Notes a list of nodes that the device has computed, and returns the line about the graph before.
+    /// Notes a list of nodes that the device has computed, and returns the line about the graph
+    /// before.
     ///
     /// - `uid`: the graph's number; 0 if it has none
     pub(super) fn computed<'a>(
@@ -221,19 +228,20 @@ impl Coverage {
         })
     }
 
-    /// Begins a context: its lines are to be told.
+    /// Begins a context: its lines are to be logged.
     pub(super) fn begin(&self) -> ContextId {
         self.with(|seen| {
             seen.nodes.clear();
             seen.loads_next = false;
             seen.last_context += 1;
-            seen.contexts.insert(seen.last_context, Told::default());
+            seen.contexts.insert(seen.last_context, Logged::default());
             self.notes.store(true, Ordering::Relaxed);
             seen.last_context
         })
     }
 
-    /// Ends a context, and returns the line about its last graph, if there has been none about one of its kind.
+    /// Ends a context, and returns the line about its last graph, if there has been none about one
+    /// of its kind.
     pub(super) fn end(&self, device: &str, context: ContextId) -> Option<String> {
         self.with(|seen| {
             let mut line = None;
@@ -254,21 +262,21 @@ impl Coverage {
         is_next.then(|| self.end_round(seen, device)).flatten()
     }
 
-    /// Ends the round at hand, and returns its line if it is to be told.
+    /// Ends the round at hand, and returns its line if it is to be logged.
     fn end_round(&self, seen: &mut Seen, device: &str) -> Option<String> {
-        let untold = match (seen.contexts.get_mut(&seen.owner), &seen.round) {
-            (Some(told), Round { rows: 1, .. }) => Some(&mut told.token),
+        let unlogged = match (seen.contexts.get_mut(&seen.owner), &seen.round) {
+            (Some(logged), Round { rows: 1, .. }) => Some(&mut logged.token),
             (
-                Some(told),
+                Some(logged),
                 Round {
                     rows: 2..,
                     writes_state: false,
                     ..
                 },
-            ) => Some(&mut told.rows),
+            ) => Some(&mut logged.rows),
             _ => None,
         };
-        let is_new = untold.is_some_and(|told| !std::mem::replace(told, true));
+        let is_new = unlogged.is_some_and(|logged| !std::mem::replace(logged, true));
         let line = is_new.then(|| seen.line(device));
         seen.round = Round::default();
         self.decide(seen);
@@ -277,8 +285,8 @@ impl Coverage {
 
     /// Decides what is noted and counted from now on.
     fn decide(&self, seen: &Seen) {
-        let notes = seen.contexts.values().any(|told| !told.token);
-        let counts = (seen.contexts.get(&seen.owner)).is_some_and(|told| !told.token);
+        let notes = seen.contexts.values().any(|logged| !logged.token);
+        let counts = (seen.contexts.get(&seen.owner)).is_some_and(|logged| !logged.token);
         self.notes.store(notes, Ordering::Relaxed);
         self.counts.store(counts, Ordering::Relaxed);
     }

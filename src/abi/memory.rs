@@ -30,7 +30,8 @@ impl Drop for Held {
     }
 }
 
-/// Has the machine of simulated devices have so many bytes, and nothing in them but the devices' buffers.
+/// Has the machine of simulated devices have so many bytes, and nothing in them but the devices'
+/// buffers.
 pub(super) fn simulate(bytes: usize) {
     // Later ones change nothing.
     let _ = SIMULATED.set(bytes);

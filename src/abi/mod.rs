@@ -104,8 +104,8 @@ fn watch_forks() {
     extern "C" fn mark() {
         FORKED.store(true, Ordering::Relaxed);
     }
-    // SAFETY: the handler only stores into an atomic, which is allowed between fork and exec, and it
-    // is in this library, whose handlers the C library forgets when it unloads it.
+    // SAFETY: the handler only stores into an atomic, which is allowed between fork and exec, and
+    // it is in this library, whose handlers the C library forgets when it unloads it.
     let code = unsafe { libc::pthread_atfork(None, None, Some(mark)) };
     if code != 0 {
         ::log::warn!(
@@ -223,8 +223,9 @@ pub extern "C" fn npu_device_description(device: usize) -> *const c_char {
     entry(device).map_or(c"".as_ptr(), |entry| entry.description.as_ptr())
 }
 
-/// Writes the free and total bytes of memory that weights can use: the device's part of the system's, as far as its address
-/// spaces reach. llama.cpp adds up the parts, which together are the system's memory.
+/// Writes the free and total bytes of memory that weights can use: the device's part of the
+/// system's, as far as its address spaces reach. llama.cpp adds up the parts, which together are
+/// the system's memory.
 ///
 /// # Safety
 /// Both pointers are valid for writes.
@@ -244,8 +245,9 @@ pub unsafe extern "C" fn npu_device_memory(
     unsafe { total_bytes.write(total) };
 }
 
-/// Returns `true` if the device computes a node. Reads metadata only. In a process that was forked from the one that
-/// opened the NPU, `true` for every node: graphs fail there, and no other backend may compute them.
+/// Returns `true` if the device computes a node. Reads metadata only. In a process that was forked
+/// from the one that opened the NPU, `true` for every node: graphs fail there, and no other backend
+/// may compute them.
 ///
 /// # Safety
 /// `node` is valid, and so are the names and buffers in it.
@@ -260,7 +262,8 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
             return false;
         };
         if is_forked() {
-            // Its graph fails. The CPU would read NaN for packed weights, and write it into caches of the parent.
+            // Its graph fails. The CPU would read NaN for packed weights, and write it into caches
+            // of the parent.
             return true;
         }
         let refusal = match operation(node) {
@@ -366,15 +369,16 @@ pub unsafe extern "C" fn npu_take_from_cpu(tensor: *const NpuTensor) {
     });
 }
 
-/// Returns `false` for a tensor whose bytes were released, or whose buffer an error left unfinished:
-/// the CPU would find zeros, where the device computes all the same, or says that it cannot.
+/// Returns `false` for a tensor whose bytes were released, or whose buffer an error left
+/// unfinished: the CPU would find zeros, where the device computes all the same, or says that it
+/// cannot.
 ///
 /// # Safety
 /// The tensor's buffer is NULL or alive.
 unsafe fn is_there(tensor: &NpuTensor) -> bool {
     // SAFETY: the caller promises it.
-    let home = unsafe { tensor.buffer.cast_const().as_ref() };
-    if home.is_some_and(NpuBuffer::has_failed) {
+    let handle = unsafe { tensor.buffer.cast_const().as_ref() };
+    if handle.is_some_and(NpuBuffer::has_failed) {
         return false;
     }
     // SAFETY: the caller promises it.
@@ -391,11 +395,11 @@ unsafe fn in_buffer(tensor: &NpuTensor) -> Option<(&dyn Buffer, Tensor<'_>)> {
         return None;
     }
     // SAFETY: the caller promises it.
-    let home = unsafe { tensor.buffer.cast_const().as_ref() }?;
+    let handle = unsafe { tensor.buffer.cast_const().as_ref() }?;
     let mut described = metadata(tensor)?;
-    home.check(tensor, described.span().len()).ok()?;
-    described.packed_offset = offset_in(home, tensor);
-    Some((&*home.buffer, described))
+    handle.check(tensor, described.span().len()).ok()?;
+    described.packed_offset = offset_in(handle, tensor);
+    Some((&*handle.buffer, described))
 }
 
 /// Returns the buffer types of a device: an `NPU_BUFFERS_*`.
@@ -573,22 +577,22 @@ unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<Node<'a>> {
     for (index, (from, src)) in node.src.iter().zip(&mut operation.src).enumerate() {
         let Some(src) = src else { continue };
         // SAFETY: NULL or alive by the caller's promise.
-        let home = unsafe { from.buffer.cast_const().as_ref() };
-        if let Some(home) = home {
-            home.check(from, span(src))?;
-            src.packed_offset = offset_in(home, from);
-            sources[index] = Some(&*home.buffer);
+        let handle = unsafe { from.buffer.cast_const().as_ref() };
+        if let Some(handle) = handle {
+            handle.check(from, span(src))?;
+            src.packed_offset = offset_in(handle, from);
+            sources[index] = Some(&*handle.buffer);
         }
-        if home.is_none_or(|home| home.buffer.is_host_memory()) {
+        if handle.is_none_or(|handle| handle.buffer.is_host_memory()) {
             // SAFETY: sources are valid and not written during the call by the caller's promise.
             src.memory = Some(unsafe { Region::new(from.data.cast(), span(src)) });
         }
     }
     // SAFETY: NULL or alive by the caller's promise.
-    let home = unsafe { node.dst.buffer.cast_const().as_ref() };
-    if let Some(home) = home {
-        home.check(&node.dst, span(&operation.dst))?;
-        operation.dst.packed_offset = offset_in(home, &node.dst);
+    let handle = unsafe { node.dst.buffer.cast_const().as_ref() };
+    if let Some(handle) = handle {
+        handle.check(&node.dst, span(&operation.dst))?;
+        operation.dst.packed_offset = offset_in(handle, &node.dst);
     }
     // SAFETY: results are valid and nothing else uses them during the call by the caller's promise.
     let out = unsafe { RegionMut::new(node.dst.data.cast(), span(&operation.dst)) };
@@ -596,7 +600,7 @@ unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<Node<'a>> {
         operation,
         out,
         feeds_next: node.feeds_next,
-        dst: home.map(|home| &*home.buffer),
+        dst: handle.map(|handle| &*handle.buffer),
         src: sources,
     })
 }

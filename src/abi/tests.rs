@@ -1,4 +1,5 @@
-//! Tests of the values that the border hands on to the backend. `tests/abi/` tests its functions as C calls them.
+//! Tests of the values that the border hands on to the backend. `tests/abi/` tests its functions as
+//! C calls them.
 
 use super::*;
 
@@ -50,5 +51,7 @@ fn packed_memory_is_not_taken_for_the_host_s() {
     };
     assert!(first.memory.is_none() && second.memory.is_some());
     assert_eq!((first.packed_offset, second.packed_offset), (128, 256));
-    assert!(node.dst.is_some() && node.src.map(|home| home.is_some())[..3] == [true, true, false]);
+    assert!(
+        node.dst.is_some() && node.src.map(|handle| handle.is_some())[..3] == [true, true, false]
+    );
 }

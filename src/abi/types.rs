@@ -88,7 +88,7 @@ pub const NPU_ROLE_STATE: u32 = 2;
 /// `npu_device_buffers`: computed tensors in any host memory, weights in a separate buffer type.
 pub const NPU_BUFFERS_HOST_AND_PACKED: u32 = 0;
 /// `npu_device_buffers`: computed tensors in memory that the device shares with the CPU, weights in
-/// a buffer type of their own.
+/// a separate buffer type.
 pub const NPU_BUFFERS_SHARED_AND_PACKED: u32 = 1;
 /// `npu_device_buffers`: everything in one buffer type, which the CPU reaches by set and get only.
 pub const NPU_BUFFERS_ONE: u32 = 2;

@@ -81,8 +81,8 @@ impl Discovery {
         });
     }
 
-    /// Has a device that the user named, and that is not there, reported as loudly as one that cannot
-    /// be used.
+    /// Has a device that the user named, and that is not there, reported as loudly as one that
+    /// cannot be used.
     pub fn expect(&mut self, name: &str) {
         let is_it = |other: &str| other.eq_ignore_ascii_case(name);
         if self.devices.iter().any(|device| is_it(device.name())) {

@@ -57,11 +57,12 @@ pub trait Device: Debug + Send + Sync {
     /// Returns the memory that its tensors live in.
     fn buffers(&self) -> Buffers;
 
-    /// Returns the bytes of memory that it holds besides its buffers: packed forms of weights that lie in ggml's layout.
+    /// Returns the bytes of memory that it holds besides its buffers: packed forms of weights that
+    /// are in ggml's layout.
     fn bytes_beside(&self) -> usize;
 
     /// Gives back what it holds for weights at addresses of host memory that is about to be freed.
-    fn forget(&self, _memory: Range<usize>) {}
+    fn invalidate(&self, _memory: Range<usize>) {}
 
     /// Returns the alignment of tensors in a buffer, in bytes.
     fn alignment(&self) -> usize;
@@ -73,7 +74,8 @@ pub trait Device: Debug + Send + Sync {
     /// packed form if that is larger.
     fn packed_bytes(&self, tensor: &Tensor) -> usize;
 
-    /// Returns why the device does not compute an operation; `None` if it does. Reads metadata only.
+    /// Returns why the device does not compute an operation; `None` if it does. Reads metadata
+    /// only.
     fn refusal(&self, operation: &Operation) -> Option<Refusal>;
 
     /// Returns `true` if the device computes an operation. Reads metadata only.
@@ -81,8 +83,8 @@ pub trait Device: Debug + Send + Sync {
         self.refusal(operation).is_none()
     }
 
-    /// Returns `true` if the CPU is to compute a node that ggml gave to the device, and can read its
-    /// operands: the device does not compute it, or the CPU is faster with so few rows. Reads
+    /// Returns `true` if the CPU is to compute a node that ggml gave to the device, and can read
+    /// its operands: the device does not compute it, or the CPU is faster with so few rows. Reads
     /// metadata only.
     fn prefers_cpu(&self, operation: &Operation) -> bool;
 
@@ -141,7 +143,7 @@ pub trait Buffer: Any + Debug + Send + Sync {
     /// Returns `true` if a tensor of `bytes` at `offset` is inside, as far as the buffer can know.
     fn holds(&self, offset: usize, bytes: usize) -> bool;
 
-    /// Returns the bytes at an address, if they lie in memory of this buffer's device that the CPU
+    /// Returns the bytes at an address, if they are in memory of this buffer's device that the CPU
     /// must not read unasked.
     fn shared_bytes(&self, address: usize, bytes: usize) -> Option<Vec<u8>>;
 

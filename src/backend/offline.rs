@@ -112,7 +112,8 @@ impl Form {
         !needs_values || dequantize::of(dtype).is_some()
     }
 
-    /// Returns `true` if weights in floats become F16, whose values beyond its range a device multiplies in FP32.
+    /// Returns `true` if weights in floats become F16, whose values beyond its range a device
+    /// multiplies in FP32.
     #[must_use]
     pub fn rounds_to_f16(&self) -> bool {
         matches!(self, Self::Hexagon(layout) if layout.form == hexagon::layout::Conversion::Halved)

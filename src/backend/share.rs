@@ -3,8 +3,8 @@
 /// The free and total bytes of a machine's memory, or of a device's part in it.
 pub type Share = (usize, usize);
 
-/// Divides the memory of a machine among devices that use it together. llama.cpp adds up what devices
-/// report, so the parts add up to the machine's memory.
+/// Divides the memory of a machine among devices that use it together. llama.cpp adds up what
+/// devices report, so the parts add up to the machine's memory.
 ///
 /// A device's part is what it holds and as much of the free memory as makes the parts equal. One
 /// that holds more than an equal part gets no free memory.
@@ -32,8 +32,8 @@ pub fn shares((free, total): Share, held: &[usize]) -> Vec<Share> {
         .collect()
 }
 
-/// Returns what devices hold, or less in the same proportions if that is more than `used`: memory that
-/// was allocated and not written yet counts as free.
+/// Returns what devices hold, or less in the same proportions if that is more than `used`: memory
+/// that was allocated and not written yet counts as free.
 fn within(used: usize, held: &[usize]) -> Vec<usize> {
     let sum: u128 = held.iter().map(|&held| held as u128).sum();
     let limit = (used as u128).min(sum);
@@ -41,7 +41,8 @@ fn within(used: usize, held: &[usize]) -> Vec<usize> {
     held.iter().map(part).collect()
 }
 
-/// Returns the size of a part for which devices that hold less have `free` bytes left, in all and at most.
+/// Returns the size of a part for which devices that hold less have `free` bytes left, in all and
+/// at most.
 fn level(free: usize, held: &[usize]) -> usize {
     let mut sorted = held.to_vec();
     sorted.sort_unstable();

@@ -3,7 +3,8 @@
 //! `pattern=choice,pattern=choice,…`: patterns are regular expressions that may match anywhere in
 //! the name, as in llama.cpp's `-ot`; the first one that matches decides. A comma inside brackets,
 //! or after a backslash, is part of the pattern: `blk\.\d{1,2}\.ffn=int8`. Without a match, F16
-//! weights are multiplied in FP16 and quantized ones in INT8, but for those on which results depend most.
+//! weights are multiplied in FP16 and quantized ones in INT8, but for those on which results depend
+//! most.
 
 use regex_lite::Regex;
 
@@ -15,7 +16,7 @@ pub enum Choice {
     /// INT8 × INT8.
     Int8,
     /// INT8 × INT8 without a rotation.
-    Int8Plain,
+    Int8Unrotated,
     /// INT8 × INT8, with activations as two digits.
     Int8Wide,
     /// INT4 weights, in the arithmetic that the chip has for them.
@@ -30,7 +31,7 @@ pub enum Choice {
 const CHOICES: [(&str, Choice); 7] = [
     ("fp16", Choice::Fp16),
     ("int8", Choice::Int8),
-    ("int8-plain", Choice::Int8Plain),
+    ("int8-plain", Choice::Int8Unrotated),
     ("int8-wide", Choice::Int8Wide),
     ("int4", Choice::Int4),
     ("int4-fp16", Choice::Int4Fp16),
@@ -178,7 +179,10 @@ mod tests {
         assert_eq!(rules.choice("output.weight"), Some(Choice::Fp16));
         assert_eq!(rules.choice("token_embd.weight"), Some(Choice::Cpu));
         assert_eq!(rules.choice("blk.3.attn_q.weight"), Some(Choice::Int4Fp16));
-        assert_eq!(rules.choice("blk.3.attn_k.weight"), Some(Choice::Int8Plain));
+        assert_eq!(
+            rules.choice("blk.3.attn_k.weight"),
+            Some(Choice::Int8Unrotated)
+        );
         assert_eq!(rules.choice("blk.3.attn_output.weight"), None);
         assert!(rules.ask_for(Choice::Int4) && !Rules::default().ask_for(Choice::Int4));
     }

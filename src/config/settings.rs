@@ -360,7 +360,8 @@ mod tests {
         assert!(text.contains("regular file"), "{text}");
     }
 
-    /// Its lines up to the limit were taken for all of them, and the last of these may have been half a line.
+    /// Its lines up to the limit were taken for all of them, and the last of these may have been
+    /// half a line.
     #[test]
     fn a_file_that_is_too_large_is_refused() {
         let path = std::env::temp_dir().join(format!("ggml-rust-npu-{}.large", std::process::id()));

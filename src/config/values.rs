@@ -1,5 +1,5 @@
-//! Parses the values of environment variables. An error says what is wrong with the text; the table of variables adds the name
-//! and the values that are allowed.
+//! Parses the values of environment variables. An error says what is wrong with the text; the table
+//! of variables adds the name and the values that are allowed.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -64,7 +64,8 @@ pub(super) const COHERENCES: Words<Coherence, 2> = [
 ];
 
 pub(super) const SESSIONS: RangeInclusive<u32> = 1..=ffi::NUM_SESSIONS;
-/// SOURCE: no chip has more than 8 vector units; llama.cpp ggml-hexagon htp/main.c limits its threads to 10.
+/// SOURCE: no chip has more than 8 vector units; llama.cpp ggml-hexagon htp/main.c limits its
+/// threads to 10.
 pub(super) const HEX_THREADS: RangeInclusive<u32> = 1..=10;
 pub(super) const TIMEOUTS_S: RangeInclusive<u32> = 1..=3600;
 /// Up to 1 TiB.
@@ -72,8 +73,8 @@ pub(super) const MEMORIES_MIB: RangeInclusive<u32> = 1..=1 << 20;
 
 /// Time for which a Hexagon NPU may be silent unless the user says otherwise.
 ///
-/// SOURCE: a guess to be checked on a device: the largest command of a model of 8 billion weights, 512 rows by its LM head,
-/// takes the stand-in several seconds and an NPU well under one.
+/// SOURCE: a guess to be checked on a device: the largest command of a model of 8 billion weights,
+/// 512 rows by its LM head, takes the stand-in several seconds and an NPU well under one.
 pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Largest `GGML_RUST_NPU_MIN_M`: no ubatch is larger, so the CPU computes all multiplications.

@@ -1,4 +1,5 @@
-//! The table of variables. [`Config`], its documentation, the texts of errors and `docs/guide/variables.md` come from it.
+//! The table of variables. [`Config`], its documentation, the texts of errors and
+//! `docs/guide/variables.md` come from it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -132,8 +133,9 @@ variables! {
         log: LevelFilter = LevelFilter::Info, |text| one_of(&LEVELS, &text.to_lowercase());
         "GGML_RUST_NPU_LOG", words(&LEVELS), default "`info`";
 
-        /// The plugin's answer to a program whose ggml is newer than it knows. `probe` asks that ggml about
-        /// everything that can be asked, and uses it after one warning if the answers agree; `strict` refuses it.
+        /// The plugin's answer to a program whose ggml is newer than it knows. `probe` asks that
+        /// ggml about everything that can be asked, and uses it after one warning if the answers
+        /// agree; `strict` refuses it.
         ggml: NewerGgml = NewerGgml::Probe, |text| one_of(&NEWER_GGMLS, text);
         "GGML_RUST_NPU_GGML", words(&NEWER_GGMLS), default "`probe`";
 
@@ -148,12 +150,12 @@ variables! {
         /// `trace.json` gets one timeline of all devices, which [Perfetto](https://ui.perfetto.dev)
         /// shows and `ggml-npu trace summary` sums up: what was measured and what was modelled of
         /// [each operation](programs.md#where-the-time-goes). Another name, such as `trace.csv`,
-        /// gets a table of each Hexagon device's commands as `trace.HEX0.csv`. Its columns are node,
-        /// operation, shape, modelled packets, bytes, tile products and time, and the times that the
-        /// DSP and the host measured. *Modelled* values come from counted packets and assumed
-        /// rates (`HexRates` in the chip table). On Hexagon each command is submitted alone, which
-        /// is slow. `graphs.commands` gets each graph of a simulated Hexagon device, which records
-        /// its commands and computes nothing: `make models` counts them.
+        /// gets a table of each Hexagon device's commands as `trace.HEX0.csv`. Its columns are
+        /// node, operation, shape, modelled packets, bytes, tile products and time, and the times
+        /// that the DSP and the host measured. *Modelled* values come from counted packets and
+        /// assumed rates (`HexRates` in the chip table). On Hexagon each command is submitted
+        /// alone, which is slow. `graphs.commands` gets each graph of a simulated Hexagon device,
+        /// which records its commands and computes nothing: `make models` counts them.
         trace: Option<PathBuf> = None, path;
         "GGML_RUST_NPU_TRACE", "a path, such as `trace.json`", default "none";
     }
@@ -168,11 +170,12 @@ variables! {
         pack_full: bool = false, |text| one_of(&PACK_VERIFIES, text);
         "GGML_RUST_NPU_PACK_VERIFY", words(&PACK_VERIFIES), default "`sampled`";
 
-        /// Packs weights when they are loaded, or [at first use](encoders.md#weights-in-plain-memory) if they lie in
-        /// plain memory (`weights`), or, on Hexagon, at each use (`off`). `always` is for upstream's tests. It puts
-        /// everything into packed memory on Hexagon, where operations that are not multiplications unpack their
-        /// operands first. On Rockchip it has the NPU compute what the CPU computes otherwise: products of operands
-        /// that are no weights, and attention of a few tokens.
+        /// Packs weights when they are loaded, or [at first
+        /// use](encoders.md#weights-in-plain-memory) if they lie in plain memory (`weights`), or,
+        /// on Hexagon, at each use (`off`). `always` is for upstream's tests. It puts everything
+        /// into packed memory on Hexagon, where operations that are not multiplications unpack
+        /// their operands first. On Rockchip it has the NPU compute what the CPU computes
+        /// otherwise: products of operands that are no weights, and attention of a few tokens.
         repack: Repack = Repack::Weights, |text| one_of(&REPACKS, text);
         "GGML_RUST_NPU_REPACK", words(&REPACKS), default "`weights`";
     }
@@ -188,9 +191,9 @@ variables! {
             |text| Cores::parse(text).map(Some).ok_or_else(|| "no list of cores".into());
         "GGML_RUST_NPU_CORES", "numbers of cores, such as `0,1`", default "all that the chip has (RK3583: 2)";
 
-        /// The NPU is driven by the vendor's library (`vendor`), or on an RK3588 by [our own command
-        /// streams](rockchip.md#without-the-vendors-library) (`direct`), which no board has run yet. `auto` takes the
-        /// library, and streams if none can be loaded.
+        /// The NPU is driven by the vendor's library (`vendor`), or on an RK3588 by [our own
+        /// command streams](rockchip.md#without-the-vendors-library) (`direct`), which no board has
+        /// run yet. `auto` takes the library, and streams if none can be loaded.
         rknn: Driving = Driving::Vendor, |text| one_of(&RKNNS, text);
         "GGML_RUST_NPU_RKNN", words(&RKNNS), default "`vendor`";
 
@@ -233,20 +236,22 @@ variables! {
         hex_sessions: u32 = 1, |text| number(&SESSIONS, text);
         "GGML_RUST_NPU_HEX_SESSIONS", span(&SESSIONS), default "1";
 
-        /// The most threads that compute on each DSP. A simulated NPU has as many vector units as this
-        /// says, and computes on threads of this machine's CPU.
+        /// The most threads that compute on each DSP. A simulated NPU has as many vector units as
+        /// this says, and computes on threads of this machine's CPU.
         hex_threads: Option<u32> = None, values::threads;
         "GGML_RUST_NPU_HEX_THREADS", span(&HEX_THREADS),
         default "one for each vector unit; 1 of a simulated NPU";
 
-        /// Bits of activations in products of one token with quantized weights; 8 bits are for two tokens, too. 16 are
-        /// as exact as F16; `auto` uses them where they take no longer at the device's measured speed, because memory
-        /// is the limit. A simulated NPU chooses as a chip of middling speed with four vector units.
+        /// Bits of activations in products of one token with quantized weights; 8 bits are for two
+        /// tokens, too. 16 are as exact as F16; `auto` uses them where they take no longer at the
+        /// device's measured speed, because memory is the limit. A simulated NPU chooses as a chip
+        /// of middling speed with four vector units.
         hex_act: ActivationBits = ActivationBits::Auto, |text| one_of(&ACTIVATIONS, text);
         "GGML_RUST_NPU_HEX_ACT", words(&ACTIVATIONS), default "`auto`";
 
-        /// The power that each DSP's library votes for while a program has the device: the highest clocks (`burst`),
-        /// clocks that follow the load (`balanced`), or low ones that rise late (`saver`).
+        /// The power that each DSP's library votes for while a program has the device: the highest
+        /// clocks (`burst`), clocks that follow the load (`balanced`), or low ones that rise late
+        /// (`saver`).
         power: Power = Power::Burst, |text| one_of(&POWERS, text);
         "GGML_RUST_NPU_POWER", words(&POWERS), default "`burst`";
 
@@ -271,17 +276,19 @@ variables! {
         "`function:n=code,…` (`n` fails the n-th call, `n+` that one and all later ones), or `rknn_matmul_run:M<rows>=0`",
         default "none";
 
-        /// With `strict`, the CPU and the chip each keep a cache: one sees what the other wrote only after a cache operation.
+        /// With `strict`, the CPU and the chip each keep a cache: one sees what the other wrote
+        /// only after a cache operation.
         coherence: Coherence = Coherence::Relaxed, |text| one_of(&COHERENCES, text);
         "GGML_RUST_NPU_SIM_COHERENCE", words(&COHERENCES), default "`relaxed`";
 
-        /// The memory of the machine that simulated devices are in, in MiB. Programs are told of it in place of
-        /// this machine's, and llama.cpp's `-fit` has models fit into it.
+        /// The memory of the machine that simulated devices are in, in MiB. Programs are told of it
+        /// in place of this machine's, and llama.cpp's `-fit` has models fit into it.
         sim_memory_mib: Option<u32> = None, values::memory_mib;
         "GGML_RUST_NPU_SIM_MEMORY", format!("{}, in MiB", span(&MEMORIES_MIB)), default "this machine's";
 
-        /// A file that stands for the node of the simulated Rockchip NPU: processes with the same file share one NPU, as
-        /// they do on a board. It is created if it is not there. Without it each process has an NPU for itself.
+        /// A file that stands for the node of the simulated Rockchip NPU: processes with the same
+        /// file share one NPU, as they do on a board. It is created if it is not there. Without it
+        /// each process has an NPU for itself.
         sim_node: Option<PathBuf> = None, path;
         "GGML_RUST_NPU_SIM_NODE", "a path", default "none";
 

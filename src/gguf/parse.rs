@@ -337,8 +337,8 @@ impl Cursor<'_> {
             let reason = format!("{} has blocks of {blocks}", dtype.name());
             field(format!("dimension 0 of tensor {name:?}"), ne[0], reason)
         })?;
-        // The number of elements may not overflow either. A dimension of 0 does not hide a product of
-        // the others that does.
+        // The number of elements may not overflow either. A dimension of 0 does not hide a product
+        // of the others that does.
         let fits = |start: usize| {
             ne[1..]
                 .iter()

@@ -40,8 +40,8 @@ pub struct HexBuffer {
     /// Offsets of tensors that were put back into ggml's layout: a write of a part leaves them so.
     unpacked: Mutex<BTreeSet<usize>>,
     /// Bytes that the program or the device wrote; noted with [`Repack::Always`] only. There a
-    /// program on another machine lays tensors out by their plain bytes, and the next tensor may
-    /// begin where a larger packed form still lies.
+    /// program on another machine lays tensors out by their bytes in ggml's layout, and the next
+    /// tensor may begin where a larger packed form still lies.
     written: Option<Mutex<Ranges>>,
     /// The CPU computes with caches in it.
     used_by_cpu: AtomicBool,
@@ -55,7 +55,7 @@ pub struct HexBuffer {
     all_shared: SharedBuffers,
     /// Packed forms of weights that the CPU reads in place.
     beside: Option<Arc<Beside>>,
-    /// The device's lock of the forms that tensors lie in.
+    /// The device's lock of the forms that tensors are in.
     layouts: Arc<RwLock<()>>,
 }
 
@@ -69,7 +69,7 @@ struct Packed {
     bytes: usize,
     row_bytes: usize,
     /// The bytes themselves, if the packed form does not keep them.
-    plain: Option<Mutex<Vec<u8>>>,
+    ggml_bytes: Option<Mutex<Vec<u8>>>,
 }
 
 impl Packed {
@@ -78,10 +78,10 @@ impl Packed {
         (self.dtype, self.format) == (tensor.dtype, tensor.format)
     }
 
-    /// Returns `true` if a tensor's bytes up to `end` of this one can be written into the packed form: if they
-    /// are all in it, and are not converted as another type's.
+    /// Returns `true` if a tensor's bytes up to `end` of this one can be written into the packed
+    /// form: if they are all in it, and are not converted as another type's.
     fn takes(&self, tensor: &Tensor, end: usize) -> bool {
-        end <= self.bytes && (self.is_type_of(tensor) || self.plain.is_none())
+        end <= self.bytes && (self.is_type_of(tensor) || self.ggml_bytes.is_none())
     }
 
     /// Returns `true` if it takes memory of a range, `start` being where it starts.
@@ -91,9 +91,9 @@ impl Packed {
 
     /// Copies bytes in ggml's layout, starting at `at` of the tensor that starts at `start`.
     fn read(&self, memory: &Memory, start: usize, at: usize, out: &mut [u8]) {
-        if let Some(plain) = &self.plain {
-            let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
-            return out.copy_from_slice(&plain[at..at + out.len()]);
+        if let Some(ggml_bytes) = &self.ggml_bytes {
+            let ggml_bytes = ggml_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            return out.copy_from_slice(&ggml_bytes[at..at + out.len()]);
         }
         if out.is_empty() {
             return;
@@ -142,8 +142,8 @@ pub(super) fn put(memory: &Memory, start: usize, bytes: &[u8]) {
     });
 }
 
-/// Packs all rows of a weight to `start` in memory, piece by piece: others wait for no more than the copy of one. Panels are
-/// made from nothing, padding too.
+/// Packs all rows of a weight to `start` in memory, piece by piece: others wait for no more than
+/// the copy of one. Panels are made from nothing, padding too.
 pub(super) fn pack_all(
     memory: &Memory,
     layout: &WeightLayout,
@@ -225,7 +225,7 @@ impl HexBuffer {
         self.note(range);
     }
 
-    /// Notes that the packed form of a tensor that lies below must not take bytes of a range.
+    /// Notes that the packed form of a tensor that is below must not take bytes of a range.
     fn note(&self, range: Range<usize>) {
         if let Some(written) = &self.written {
             let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -233,7 +233,7 @@ impl HexBuffer {
         }
     }
 
-    /// Returns `true` if a packed form may take the bytes of a range, which lie behind its tensor:
+    /// Returns `true` if a packed form may take the bytes of a range, which are behind its tensor:
     /// if nothing was written there. Buffers for weights alone always have this room, because
     /// tensors in them are allocated with their packed size.
     fn has_room(&self, behind: &Range<usize>) -> bool {
@@ -298,16 +298,16 @@ impl HexBuffer {
         let row_bytes = packed.row_bytes;
         let touched = range.start / row_bytes..range.end.div_ceil(row_bytes);
         let layout = &packed.layout;
-        if let Some(plain) = &packed.plain {
-            let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
-            content.put(0, &mut plain[range]);
-            let rows = &plain[touched.start * row_bytes..touched.end * row_bytes];
+        if let Some(ggml_bytes) = &packed.ggml_bytes {
+            let mut ggml_bytes = ggml_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            content.put(0, &mut ggml_bytes[range]);
+            let rows = &ggml_bytes[touched.start * row_bytes..touched.end * row_bytes];
             if let Some(value) = pack::beyond_f16(layout, tensor.dtype, rows) {
-                drop(plain);
-                return self.leave_plain(tensor, start, value);
+                drop(ggml_bytes);
+                return self.leave_unpacked(tensor, start, value);
             }
             return self.change(layout, start, touched, is_whole, |rows, out| {
-                pack::pack_rows(layout, out, rows, &plain, tensor.dequantize);
+                pack::pack_rows(layout, out, rows, &ggml_bytes, tensor.dequantize);
             });
         }
         let part = |number: usize| {
@@ -327,8 +327,8 @@ impl HexBuffer {
     /// Has `pack(rows, out)` change the panels of the rows in `touched`, piece by piece. Only
     /// copying waits for the device, and has the device wait: packing may take long.
     ///
-    /// - `is_whole`: all rows are written, to panels that are zero before; otherwise the panels have
-    ///   what they had, also in the padding
+    /// - `is_whole`: all rows are written, to panels that are zero before; otherwise the panels
+    ///   have what they had, also in the padding
     fn change(
         &self,
         layout: &WeightLayout,
@@ -353,12 +353,12 @@ impl HexBuffer {
     /// Writes all of a packed tensor, as the loading of a model does.
     fn write_whole(&self, tensor: &Tensor, start: usize, packed: &Packed, bytes: &[u8]) {
         let layout = &packed.layout;
-        if let Some(plain) = &packed.plain {
-            let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
-            plain.copy_from_slice(bytes);
+        if let Some(ggml_bytes) = &packed.ggml_bytes {
+            let mut ggml_bytes = ggml_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            ggml_bytes.copy_from_slice(bytes);
         }
         if let Some(value) = pack::beyond_f16(layout, tensor.dtype, bytes) {
-            return self.leave_plain(tensor, start, value);
+            return self.leave_unpacked(tensor, start, value);
         }
         let take = |layout: &WeightLayout| {
             let wanted = Wanted {
@@ -379,7 +379,7 @@ impl HexBuffer {
                 start,
                 Packed {
                     layout,
-                    plain: Some(Mutex::new(bytes.to_vec())),
+                    ggml_bytes: Some(Mutex::new(bytes.to_vec())),
                     ..*packed
                 },
             );
@@ -390,7 +390,7 @@ impl HexBuffer {
 
     /// Puts a tensor that cannot become F16 back into ggml's layout, in which it is multiplied in
     /// FP32.
-    fn leave_plain(&self, tensor: &Tensor, start: usize, value: f32) {
+    fn leave_unpacked(&self, tensor: &Tensor, start: usize, value: f32) {
         log::warn!(
             "{} has the value {value}, beyond F16's range: it is multiplied in FP32, which is slower, and fails as experts",
             tensor.name
@@ -403,15 +403,15 @@ impl HexBuffer {
     fn without_groups(&self, start: usize, packed: &Packed) -> Arc<Packed> {
         // PANIC: groups have the shapes of blocks.
         let layout = packed.layout.without_groups().expect("groups");
-        if let Some(plain) = &packed.plain {
-            let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
-            pack_all(&self.memory, &layout, start, &plain, None);
+        if let Some(ggml_bytes) = &packed.ggml_bytes {
+            let ggml_bytes = ggml_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            pack_all(&self.memory, &layout, start, &ggml_bytes, None);
         }
         self.replace(
             start,
             Packed {
                 layout,
-                plain: None,
+                ggml_bytes: None,
                 ..*packed
             },
         )
@@ -426,8 +426,8 @@ impl HexBuffer {
         packed
     }
 
-    /// Returns the packed tensor that a write of the bytes `touched` goes to; a weight that is seen for
-    /// the first time becomes one. Packed tensors that cannot take the write are so no longer.
+    /// Returns the packed tensor that a write of the bytes `touched` goes to; a weight that is seen
+    /// for the first time becomes one. Packed tensors that cannot take the write are so no longer.
     fn place(&self, tensor: &Tensor, touched: &Range<usize>) -> Option<(usize, Arc<Packed>)> {
         let start = tensor.packed_offset;
         if let Some((start, packed)) = self.around(start)
@@ -436,7 +436,8 @@ impl HexBuffer {
             return Some((start, packed));
         }
         self.make_way(touched);
-        // With one kind of memory for everything, most tensors in F32 are no weights.
+        // When all tensors share one buffer type, an F32 tensor is usually an activation: it counts
+        // as a weight only if ggml marked it so.
         let is_weight = tensor.dtype != DType::F32 || tensor.role == Role::Weights;
         let wanted =
             tensor.place == Place::Packed && is_weight && tensor.shape.is_contiguous(tensor.dtype);
@@ -445,7 +446,8 @@ impl HexBuffer {
         // The DSP reads packed weights by lines.
         let is_aligned = start.is_multiple_of(ALIGN_BYTES);
         let end = start + layout.bytes();
-        // Floats are larger than their packed form: those of a part that is written now would be read behind the buffer.
+        // F32 weights shrink when packed. If only a part is written, packing reads the rest from
+        // memory, so the unpacked tensor has to fit into the buffer as well.
         let is_inside = end.max(start.saturating_add(bytes)) <= self.memory.bytes();
         if !is_aligned || !is_inside || !self.has_room(&(start + bytes..end)) {
             return None;
@@ -458,12 +460,12 @@ impl HexBuffer {
         unpacked.remove(&start);
         drop(unpacked);
         let lossless = layout.form == Conversion::Lossless;
-        let mut plain = vec![0; if is_part || !lossless { bytes } else { 0 }];
+        let mut ggml_bytes = vec![0; if is_part || !lossless { bytes } else { 0 }];
         if is_part {
             // Rows that are not written now keep what they had.
             self.unpack(&(start..end));
-            copy_out(&self.memory, start, &mut plain);
-            pack_all(&self.memory, &layout, start, &plain, tensor.dequantize);
+            copy_out(&self.memory, start, &mut ggml_bytes);
+            pack_all(&self.memory, &layout, start, &ggml_bytes, tensor.dequantize);
         }
         let packed = Packed {
             layout,
@@ -471,7 +473,7 @@ impl HexBuffer {
             format: tensor.format,
             bytes,
             row_bytes: pack::row_bytes(&layout, tensor.dtype),
-            plain: (!lossless).then(|| Mutex::new(plain)),
+            ggml_bytes: (!lossless).then(|| Mutex::new(ggml_bytes)),
         };
         Some((start, self.replace(start, packed)))
     }
@@ -509,8 +511,8 @@ impl HexBuffer {
         below.is_some_and(|(start, found)| found.overlaps(*start, range))
     }
 
-    /// Forgets the packed tensors that a write of a range replaces, and puts those back into ggml's layout
-    /// that it changes in part.
+    /// Forgets the packed tensors that a write of a range replaces, and puts those back into ggml's
+    /// layout that it changes in part.
     fn make_way(&self, range: &Range<usize>) {
         if !self.holds_packed(range) {
             return;
@@ -530,9 +532,9 @@ impl HexBuffer {
             if !held.overlaps(*start, range) {
                 return true;
             }
-            let mut plain = vec![0; held.bytes];
-            held.read(&self.memory, *start, 0, &mut plain);
-            put(&self.memory, *start, &plain);
+            let mut ggml_bytes = vec![0; held.bytes];
+            held.read(&self.memory, *start, 0, &mut ggml_bytes);
+            put(&self.memory, *start, &ggml_bytes);
             (self.unpacked.lock())
                 .unwrap_or_else(PoisonError::into_inner)
                 .insert(*start);
@@ -611,8 +613,8 @@ impl Buffer for HexBuffer {
             self.unpack(&tensor.span());
             return self.memory.invalidate(tensor.span());
         }
-        // Weights that the DSP writes are results, and shown then. The CPU may have lines of others that it wrote when it loaded
-        // them.
+        // Weights that the DSP writes are results, and shown then. The CPU may have lines of others
+        // that it wrote when it loaded them.
         if tensor.role != Role::Weights {
             self.memory.invalidate(tensor.span());
         }

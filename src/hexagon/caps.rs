@@ -36,8 +36,8 @@ const HEX_RATES: HexRates = HexRates {
 };
 
 /// Rates for choices between kernels where no device has been measured.
-// SOURCE: published tokens/s of ggml-hexagon on V73 and V81, divided by its packets and bytes of a token: 315 to 580 packets/us
-// of a thread, 31 to 60 GB/s. These are the middles.
+// SOURCE: published tokens/s of ggml-hexagon on V73 and V81, divided by its packets and bytes of a
+// token: 315 to 580 packets/us of a thread, 31 to 60 GB/s. These are the middles.
 pub const FITTED: HexRates = HexRates {
     dma_gb_per_s: 45.0,
     packets_per_us: 450.0,
@@ -52,19 +52,22 @@ pub const VECTOR_UNITS: u32 = 4;
 // bytes of their 32-bit address space.
 const ADDRESS_BYTES: u64 = 3_355_443_200;
 
-// SOURCE: hexagon-ops/tests/packets.txt, `whole_mul_mat_q4_0_m32_on_vectors` of v68, on four threads of 1100 packets in a
-// microsecond: 2 * 32^3 operations of two tiles take 17 packets for each of 32 rows.
+// SOURCE: hexagon-ops/tests/packets.txt, `whole_mul_mat_q4_0_m32_on_vectors` of v68, on four
+// threads of 1100 packets in a microsecond: 2 * 32^3 operations of two tiles take 17 packets for
+// each of 32 rows.
 const NO_MATRIX: HexRates = HexRates {
     hmx_gflops: 530.0,
     ..HEX_RATES
 };
 
-// SOURCE: "HMX feature validation on Snapdragon 888" ran FP16 tiles of a V68's matrix unit; QNN's list of chips says that
-// QCS6490 (V68) has no FP16 unit, and said so of SM8350, which has. So both are simulated, and a device decides by the unit's
-// lock and the self-test. The address space is taken to be V73's, and rates are those above for want of others.
+// SOURCE: "HMX feature validation on Snapdragon 888" ran FP16 tiles of a V68's matrix unit; QNN's
+// list of chips says that QCS6490 (V68) has no FP16 unit, and said so of SM8350, which has. So both
+// are simulated, and a device decides by the unit's lock and the self-test. The address space is
+// taken to be V73's, and rates are those above for want of others.
 const OLD_ADDRESS_BYTES: u64 = 3000 * 1024 * 1024;
 
-/// Every Hexagon architecture with the instructions that the kernels use; the usual chip of each before its variants.
+/// Every Hexagon architecture with the instructions that the kernels use; the usual chip of each
+/// before its variants.
 pub const ALL: [HexCaps; 7] = [
     HexCaps {
         arch: 68,

@@ -195,8 +195,8 @@ fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
     FastRpc::simulate(options)
 }
 
-/// Returns the chip that a DSP is part of; `None` if there is no such DSP beside the first one. For a DSP that is not
-/// there, libraries answer with an error or with 0.
+/// Returns the chip that a DSP is part of; `None` if there is no such DSP beside the first one. For
+/// a DSP that is not there, libraries answer with an error or with 0.
 fn chip_behind(rpc: &FastRpc, dsp: Domain) -> Result<Option<&'static HexCaps>> {
     // A library that does not know the third and the fourth DSP answers for the first one.
     let is_known = matches!(dsp, Domain::Cdsp | Domain::Cdsp1) || rpc.stand_in().is_some();

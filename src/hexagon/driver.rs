@@ -252,7 +252,8 @@ pub struct Connection {
     handle: Handle,
     domain: c_int,
     identity: u64,
-    /// `false` when the library on the DSP was closed, and the system has dropped what it had mapped.
+    /// `false` when the library on the DSP was closed, and the system has dropped what it had
+    /// mapped.
     is_open: Arc<AtomicBool>,
 }
 
@@ -357,8 +358,8 @@ impl Connection {
         Ok(info)
     }
 
-    /// Keeps the CPU that makes calls out of deep sleep while they are frequent. Android's library does
-    /// so; qualcomm/fastrpc accepts the request and ignores it.
+    /// Keeps the CPU that makes calls out of deep sleep while they are frequent. Android's library
+    /// does so; qualcomm/fastrpc accepts the request and ignores it.
     fn ask_for_short_calls(&self) {
         let mut request = ControlLatency {
             enable: ffi::RPC_PM_QOS,

@@ -105,23 +105,24 @@ impl WeightLayout {
     }
 }
 
-/// Most elements of F32 weights that are multiplied in FP32 as they lie: a router of experts, but
-/// no layer, which has twice the bytes of F16 then and no use of the matrix unit.
-const PLAIN_ELEMS: usize = 1 << 20;
+/// Most elements of an F32 weight that stays unpacked and is multiplied in FP32: enough for a
+/// router of experts. A layer's weight is larger; in FP32 it would take twice the bytes and could
+/// not use the matrix unit.
+const MAX_UNPACKED_ELEMS: usize = 1 << 20;
 
 /// Returns `true` for F32 weights that are multiplied in FP32: small ones, unless they are one
 /// matrix for each expert.
 #[must_use]
-pub fn is_plain(weights: &Tensor) -> bool {
+pub fn is_left_unpacked(weights: &Tensor) -> bool {
     let [k, n, s2, _] = weights.shape.ne;
-    weights.dtype == DType::F32 && s2 == 1 && k * n <= PLAIN_ELEMS
+    weights.dtype == DType::F32 && s2 == 1 && k * n <= MAX_UNPACKED_ELEMS
 }
 
 fn weight_type(tensor: &Tensor) -> Option<(WeightType, Conversion)> {
     match (tensor.dtype, tensor.format) {
         (DType::F16, _) => Some((WeightType::F16, Conversion::Lossless)),
         (DType::Bf16, _) => Some((WeightType::F16, Conversion::Halved)),
-        (DType::F32, _) if !is_plain(tensor) => Some((WeightType::F16, Conversion::Halved)),
+        (DType::F32, _) if !is_left_unpacked(tensor) => Some((WeightType::F16, Conversion::Halved)),
         (DType::Quantized { .. }, Some(format)) => {
             let weight = match format {
                 Format::Q4_0 => WeightType::Q4_0,

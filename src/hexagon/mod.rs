@@ -58,7 +58,7 @@ pub const MAX_BUFFER_BYTES: usize = 1 << 30;
 /// Rows of weights in models of up to a few billion parameters are no longer.
 const COMMON_ROW: usize = 8192;
 
-/// Longest list of names that are remembered so that a log line comes once.
+/// Longest list of names that are cached so that a log line comes once.
 const MAX_LOGGED: usize = 1000;
 
 /// Returns the largest tensor for a session of so many addresses. Vendor functions have lengths of
@@ -76,9 +76,9 @@ pub const TOO_LARGE: Refusal = "a tensor is larger than a buffer can be";
 /// Returns the bytes that a tensor takes in a buffer for weights: its own, or those of its packed
 /// form if that is larger.
 fn packed_bytes(tensor: &Tensor) -> usize {
-    let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+    let ggml_bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
     let packed = WeightLayout::new(tensor).filter(|_| tensor.shape.is_contiguous(tensor.dtype));
-    packed.map_or(plain, |layout| layout.bytes().max(plain))
+    packed.map_or(ggml_bytes, |layout| layout.bytes().max(ggml_bytes))
 }
 
 /// Returns an operand that takes more than `max_bytes` in a buffer for weights; `None` if each
@@ -100,16 +100,17 @@ pub struct HexDevice {
     rates: HexRates,
     repack: Repack,
     activations: ActivationBits,
-    /// Number of changes that invalidate remembered submissions: weights packed again, caches that
+    /// Number of changes that invalidate cached submissions: weights packed again, caches that
     /// the CPU begins to use.
     changes: Arc<AtomicU64>,
-    /// Streams hold it from planning to results. One that puts packed tensors back into ggml's layout holds it alone, because the
-    /// plans of others may name their packed form.
+    /// Streams hold it from planning to results. One that puts packed tensors back into ggml's
+    /// layout holds it alone, because the plans of others may name their packed form.
     layouts: Arc<RwLock<()>>,
     packs: OnceLock<Arc<Packs>>,
     trace: Option<Trace>,
     shared: SharedBuffers,
-    /// The packed forms beside weights of each buffer that the CPU uses, and the bytes of memory that they take.
+    /// The packed forms beside weights of each buffer that the CPU uses, and the bytes of memory
+    /// that they take.
     forms: Mutex<Vec<Weak<Beside>>>,
     beside_bytes: Arc<AtomicUsize>,
     /// Returns the free and total bytes of the machine's memory.
@@ -188,8 +189,8 @@ impl HexDevice {
         device.with_rates(options).map(Arc::new)
     }
 
-    /// Returns the device with the rates that were measured, now or earlier. A stand-in has none: its speed says nothing
-    /// about a chip's.
+    /// Returns the device with the rates that were measured, now or earlier. A stand-in has none:
+    /// its speed says nothing about a chip's.
     fn with_rates(mut self, options: Options<'_>) -> Result<Self> {
         if self.npu.is_simulated() || self.activations != ActivationBits::Auto {
             return Ok(self);
@@ -295,9 +296,9 @@ impl HexDevice {
         }
     }
 
-    /// Returns the operation with its operands where they will be when it is computed. If everything
-    /// is in buffers that pack (`GGML_RUST_NPU_REPACK=always`), only factors of products are packed
-    /// then, by `Graphs::push`.
+    /// Returns the operation with its operands where they will be when it is computed. If
+    /// everything is in buffers that pack (`GGML_RUST_NPU_REPACK=always`), only factors of products
+    /// are packed then, by `Graphs::push`.
     fn with_places<'a>(&self, operation: &Operation<'a>) -> Operation<'a> {
         let mut operation = *operation;
         if self.repack != Repack::Always {
@@ -313,8 +314,8 @@ impl HexDevice {
         operation
     }
 
-    /// Returns the threads for which kernels are chosen. Those of a stand-in are the user's choice for this
-    /// machine's CPU; its results are a chip's, however many there are.
+    /// Returns the threads for which kernels are chosen. Those of a stand-in are the user's choice
+    /// for this machine's CPU; its results are a chip's, however many there are.
     fn vector_threads(&self) -> u32 {
         if self.npu.is_simulated() {
             caps::VECTOR_UNITS
@@ -323,7 +324,7 @@ impl HexDevice {
         }
     }
 
-    /// Returns the number of changes that invalidate remembered submissions.
+    /// Returns the number of changes that invalidate cached submissions.
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
     }
@@ -336,7 +337,7 @@ impl HexDevice {
     /// Puts packed tensors back into ggml's layout, while no stream computes with them.
     fn put_back(&self, packed: &[(&HexBuffer, Range<usize>)]) {
         let _alone = (self.layouts.write()).unwrap_or_else(PoisonError::into_inner);
-        (packed.iter()).for_each(|(home, range)| home.unpack(range));
+        (packed.iter()).for_each(|(buffer, range)| buffer.unpack(range));
     }
 
     /// Returns `true` if weights in memory that the CPU uses, too, are packed beside it.
@@ -371,7 +372,8 @@ impl HexDevice {
         })
     }
 
-    /// Gives the memory of all packed forms beside weights back; the next graphs pack them again if there is room.
+    /// Gives the memory of all packed forms beside weights back; the next graphs pack them again if
+    /// there is room.
     fn release_forms(&self) {
         let _alone = (self.layouts.write()).unwrap_or_else(PoisonError::into_inner);
         let all = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
@@ -520,7 +522,7 @@ impl Device for HexDevice {
 fn factors(operation: &Operation) -> usize {
     match (operation.op, &operation.src[0]) {
         (Op::MulMat | Op::MulMatId, Some(src0)) => match WeightLayout::new(src0) {
-            // Multiplied as they lie where they are not packed, and so are both factors then.
+            // These types may also be multiplied unpacked; then neither operand may be packed.
             Some(layout) if layout.form == Conversion::Halved => 1,
             // Packed activations in F16 are converted by the host, others are read as they lie.
             Some(_) => match &operation.src[1] {

@@ -5,7 +5,7 @@ use hexagon_ops::ops::matmul::GemmPlan;
 use hexagon_ops::serve::MAX_CHOICES;
 use hexagon_ops::wire;
 
-use super::layout::{WeightLayout, is_plain};
+use super::layout::{WeightLayout, is_left_unpacked};
 use crate::graph::{Op, Operation, Place, Refusal, Role, Tensor};
 use crate::tensor::DType;
 
@@ -14,8 +14,8 @@ pub mod fuse;
 mod operation;
 mod reshape;
 
-/// A node as a command for the DSP. Where its operands lie is not known here: buffers are numbers of operands, 0 for the
-/// result, and offsets are 0.
+/// A node as a command for the DSP. Where its operands lie is not known here: buffers are numbers
+/// of operands, 0 for the result, and offsets are 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// For [`Op::MulMat`], with the layout of its weights.
@@ -54,7 +54,8 @@ impl Command {
 /// Plans a node for a question of ggml's. It also refuses nodes that the device could compute, but
 /// should not.
 ///
-/// - `packs_beside`: whether weights in memory that the CPU uses, too, get a packed form beside them
+/// - `packs_beside`: whether weights in memory that the CPU uses, too, get a packed form beside
+///   them
 ///
 /// # Errors
 /// The reason why the node is not for this device.
@@ -76,8 +77,8 @@ pub fn question(
     };
     // The loader asks for plain memory, too; weights that can be packed are to come into memory
     // where they are.
-    let plain = weights.place == Place::Device || is_plain(weights);
-    if operation.op == Op::MulMat && !packed && !plain {
+    let stays_unpacked = weights.place == Place::Device || is_left_unpacked(weights);
+    if operation.op == Op::MulMat && !packed && !stays_unpacked {
         return Err("weights are not in packed memory");
     }
     match command(vtcm_bytes, operation, packed) {
@@ -87,7 +88,8 @@ pub fn question(
     }
 }
 
-/// Returns `true` if weights in memory that the CPU uses, too, will be packed beside their own bytes.
+/// Returns `true` if weights in memory that the CPU uses, too, will be packed beside their own
+/// bytes.
 fn is_packed_beside(weights: &Tensor) -> bool {
     weights.role == Role::Weights && beside_layout(weights).is_some()
 }
@@ -98,8 +100,9 @@ fn may_be_packed(weights: &Tensor) -> bool {
     matches!(weights.place, Place::Packed | Place::Unknown) && WeightLayout::new(weights).is_some()
 }
 
-/// Returns the layout of the packed form that lies beside weights in memory that the CPU uses, too; `None` if they have none. What
-/// is not marked as weights may be, if its type is one of weights: ggml's RPC server marks none.
+/// Returns the layout of the packed form that is beside weights in memory that the CPU uses, too;
+/// `None` if they have none. What is not marked as weights may be, if its type is one of weights:
+/// ggml's RPC server marks none.
 #[must_use]
 pub fn beside_layout(weights: &Tensor) -> Option<WeightLayout> {
     let may_be_weights = match weights.role {
@@ -218,9 +221,9 @@ fn weights_of(layout: &WeightLayout) -> wire::Weights {
 }
 
 /// The rows of a tensor that is operand `number`.
-fn rows_of(tensor: &Tensor, number: u32) -> wire::Plain {
+fn rows_of(tensor: &Tensor, number: u32) -> wire::RowsF32 {
     let [_, nb1, nb2, nb3] = tensor.shape.nb.map(|nb| nb as u64);
-    wire::Plain {
+    wire::RowsF32 {
         buffer: number,
         reserved: 0,
         offset: 0,
@@ -273,8 +276,8 @@ fn operands(
     Ok(layout)
 }
 
-/// Returns the most elements of rows that products with weights of 8 bits take, a multiple of 32: longer ones do not fit in the
-/// VTCM.
+/// Returns the most elements of rows that products with weights of 8 bits take, a multiple of 32:
+/// longer ones do not fit in the VTCM.
 #[must_use]
 pub fn longest_row(vtcm_bytes: usize) -> usize {
     let fits = |k_tiles: usize| {

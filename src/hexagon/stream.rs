@@ -33,13 +33,13 @@ type Result<T> = std::result::Result<T, GraphError>;
 
 /// Graphs that a stream remembers whatever they hold.
 const FEW: usize = 8;
-/// Graphs that are remembered while they hold little: if some layers are the CPU's, a token has a graph for each stretch of
-/// others, and all of them come again in the same order.
+/// Graphs that are cached while they hold little: if some layers are the CPU's, a token has a graph
+/// for each stretch of others, and all of them come again in the same order.
 const MAX_REMEMBERED: usize = 256;
 /// Bytes that more than [`FEW`] graphs of a stream may hold, by [`Submission::held_bytes`].
 const MAX_HELD_BYTES: usize = 64 << 20;
 
-/// A stream of graphs on one Hexagon NPU: a graph is one submission, which is remembered.
+/// A stream of graphs on one Hexagon NPU: a graph is one submission, which is cached.
 #[derive(Debug)]
 pub struct HexStream {
     device: Arc<HexDevice>,
@@ -57,7 +57,7 @@ struct Graphs {
     /// The current graph has no number.
     is_part: bool,
     /// Submissions by the number that ggml gives graphs, and when they were used last.
-    remembered: HashMap<u64, (u64, Submission)>,
+    cached: HashMap<u64, (u64, Submission)>,
     clock: u64,
 }
 
@@ -69,7 +69,7 @@ enum Last {
 }
 
 /// An operand's buffer.
-type Home<'a> = Option<&'a HexBuffer>;
+type OperandBuffer<'a> = Option<&'a HexBuffer>;
 
 impl HexStream {
     /// Makes a stream without graphs.
@@ -80,7 +80,7 @@ impl HexStream {
             current: Submission::default(),
             last: None,
             is_part: false,
-            remembered: HashMap::new(),
+            cached: HashMap::new(),
             clock: 0,
         };
         Self {
@@ -89,11 +89,12 @@ impl HexStream {
         }
     }
 
-    /// Returns the bytes of the process's memory that remembered graphs hold, without memory of the device.
+    /// Returns the bytes of the process's memory that cached graphs hold, without memory of the
+    /// device.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         let graphs = self.graphs();
-        let submissions = graphs.remembered.values();
+        let submissions = graphs.cached.values();
         submissions
             .map(|(_, submission)| submission.heap_bytes())
             .sum()
@@ -117,14 +118,15 @@ impl Stream for HexStream {
         graphs.is_part = uid == 0;
         for (number, node) in nodes.iter().enumerate() {
             let node_of = |failed: GraphError| GraphError {
-                // An earlier node's failure, found because its result was needed, has that node's number.
+                // An earlier node's failure, found because its result was needed, has that node's
+                // number.
                 node: failed.node.or(Some(number)),
                 ..failed
             };
-            let packed = graphs.packed_but_read_plain(node);
+            let packed = graphs.packed_but_read_unpacked(node);
             if !packed.is_empty() {
-                // Earlier commands may read the operand unchanged, and may compute its content. After them nothing is planned, so
-                // other streams may put tensors back as well.
+                // Earlier commands may read the operand unchanged, and may compute its content.
+                // After them nothing is planned, so other streams may put tensors back as well.
                 graphs.run_pending().map_err(node_of)?;
                 drop(layouts);
                 self.device.put_back(&packed);
@@ -134,7 +136,7 @@ impl Stream for HexStream {
         }
         graphs.current.run(&self.device)?;
         if uid != 0 && !graphs.current.once {
-            graphs.remember(uid);
+            graphs.cache(uid);
         }
         Ok(())
     }
@@ -157,7 +159,7 @@ impl From<Failed> for GraphError {
 }
 
 /// Returns the buffer, if it is a Hexagon NPU's.
-fn home(buffer: Option<&dyn Buffer>) -> Home<'_> {
+fn hex_buffer(buffer: Option<&dyn Buffer>) -> OperandBuffer<'_> {
     (buffer? as &dyn Any).downcast_ref()
 }
 
@@ -180,10 +182,10 @@ impl Graphs {
             self.last = None;
             return Ok(());
         }
-        let (dst, src) = (home(node.dst), node.src.map(home));
+        let (dst, src) = (hex_buffer(node.dst), node.src.map(hex_buffer));
         let operation = &self.device.with_places(&node.operation);
-        if let Some(home) = dst {
-            home.note_computed(operation.dst.span());
+        if let Some(buffer) = dst {
+            buffer.note_computed(operation.dst.span());
         }
         if (self.device.trace.as_ref()).is_some_and(|trace| trace.commands().is_some()) {
             self.current.nodes.push(operation, dst, &src);
@@ -210,9 +212,9 @@ impl Graphs {
                 let [a, b, c] = &mut body.src;
                 let operands = [&mut body.dst, a, b, c];
                 self.operands(operands, operation, dst, src)?;
-                if let Some(home) = dst {
+                if let Some(buffer) = dst {
                     self.current
-                        .shows_cache(operation, home, src[1], self.is_part);
+                        .shows_cache(operation, buffer, src[1], self.is_part);
                 }
                 // The planner did not know where operands lie.
                 accepted(serve::accepts(&body))?;
@@ -318,33 +320,34 @@ impl Graphs {
         Ok(())
     }
 
-    /// Returns the operands, and their buffers, that are packed and must not be when the node is computed.
+    /// Returns the operands, and their buffers, that are packed and must not be when the node is
+    /// computed.
     ///
-    /// Operations other than multiplications were accepted before their buffers were known: with everything packed that can
-    /// be (`GGML_RUST_NPU_REPACK=always`), and of weights in floats, which other operations read as well. A graph may also
-    /// write over weights.
-    fn packed_but_read_plain<'a>(&self, node: &Node<'a>) -> Vec<(&'a HexBuffer, Range<usize>)> {
+    /// Operations other than multiplications were accepted before their buffers were known: with
+    /// everything packed that can be (`GGML_RUST_NPU_REPACK=always`), and of weights in floats,
+    /// which other operations read as well. A graph may also write over weights.
+    fn packed_but_read_unpacked<'a>(&self, node: &Node<'a>) -> Vec<(&'a HexBuffer, Range<usize>)> {
         if node.operation.computes_nothing() {
             return Vec::new();
         }
-        let (dst, src) = (home(node.dst), node.src.map(home));
+        let (dst, src) = (hex_buffer(node.dst), node.src.map(hex_buffer));
         let operation = &self.device.with_places(&node.operation);
         let others = operation.src.iter().zip(src).skip(factors(operation));
-        let others = others.filter_map(|(tensor, home)| Some((home?, tensor.as_ref()?.span())));
-        let others = others.chain(dst.map(|home| (home, operation.dst.span())));
+        let others = others.filter_map(|(tensor, buffer)| Some((buffer?, tensor.as_ref()?.span())));
+        let others = others.chain(dst.map(|buffer| (buffer, operation.dst.span())));
         let mut packed: Vec<_> = others
-            .filter(|(home, range)| home.holds_packed(range))
+            .filter(|(buffer, range)| buffer.holds_packed(range))
             .collect();
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
-        if let (Op::MulMat | Op::MulMatId, Some(src0), Some(home)) =
+        if let (Op::MulMat | Op::MulMatId, Some(src0), Some(buffer)) =
             (operation.op, &operation.src[0], src[0])
             && matches!(src0.dtype, DType::F32 | DType::Bf16)
-            && home.is_packed(src0)
-            && (home.find(src0).is_none() || plan::command(vtcm_bytes, operation, true).is_err())
+            && buffer.is_packed(src0)
+            && (buffer.find(src0).is_none() || plan::command(vtcm_bytes, operation, true).is_err())
         {
             // A part of a packed tensor, or operands that tiles are not multiplied with: floats are
             // also multiplied as they lie.
-            packed.push((home, src0.span()));
+            packed.push((buffer, src0.span()));
         }
         packed
     }
@@ -359,30 +362,31 @@ impl Graphs {
         Ok(())
     }
 
-    /// Plans a node: with packed weights in the layout that they have, or else in their type's. Returns the place of weights that
-    /// are packed beside their own bytes.
+    /// Plans a node: with packed weights in the layout that they have, or else in their type's.
+    /// Returns the place of weights that are packed beside their own bytes.
     fn plan(
         &mut self,
         vtcm_bytes: usize,
         operation: &Operation,
-        weights: Home,
+        weights: OperandBuffer,
     ) -> Result<(Command, Option<PlaceBeside>)> {
         let plan = |packed| plan::command(vtcm_bytes, operation, packed).map_err(refused);
-        let (Op::MulMat | Op::MulMatId, Some(src0), Some(home)) =
+        let (Op::MulMat | Op::MulMatId, Some(src0), Some(buffer)) =
             (operation.op, &operation.src[0], weights)
         else {
             return Ok((plan(false)?, None));
         };
-        let found = home.find(src0);
+        let found = buffer.find(src0);
         if let Some(layout) = plan::beside_layout(src0)
-            && let Some(beside) = home.beside()
+            && let Some(beside) = buffer.beside()
             && layout.bytes() <= self.device.max_tensor_bytes
             && let Ok(command) = plan(true)
             && let Some(place) = self.current.beside(&self.device, beside, src0, &layout)
         {
             return Ok((command, Some(place)));
         }
-        // What is not packed is packed at use if it is not multiplied as it lies.
+        // Unpacked weights first try the kernel that reads ggml's layout; if it refuses, they are
+        // packed for this graph.
         let mut command = plan(found.is_some()).or_else(|_| plan(true))?;
         // Weights from a pack may have another layout than the one that belongs to their type.
         if let (Some(found), Some(layout)) = (found, command.weights())
@@ -394,25 +398,25 @@ impl Graphs {
     }
 
     /// Keeps the graph at hand under a number.
-    fn remember(&mut self, graph: u64) {
+    fn cache(&mut self, graph: u64) {
         self.current.drop_unused();
         let held = |(_, submission): &(u64, Submission)| submission.held_bytes();
         let mut held_bytes =
-            self.current.held_bytes() + self.remembered.values().map(held).sum::<usize>();
+            self.current.held_bytes() + self.cached.values().map(held).sum::<usize>();
         let mut next = Submission::default();
-        while self.remembered.len() >= MAX_REMEMBERED
-            || (self.remembered.len() >= FEW && held_bytes > MAX_HELD_BYTES)
+        while self.cached.len() >= MAX_REMEMBERED
+            || (self.cached.len() >= FEW && held_bytes > MAX_HELD_BYTES)
         {
-            let oldest = self.remembered.iter().min_by_key(|(_, (used, _))| *used);
+            let oldest = self.cached.iter().min_by_key(|(_, (used, _))| *used);
             let oldest = oldest.map_or(0, |(graph, _)| *graph);
-            if let Some(forgotten) = self.remembered.remove(&oldest) {
+            if let Some(forgotten) = self.cached.remove(&oldest) {
                 held_bytes -= held(&forgotten);
                 next = forgotten.1;
             }
         }
         let current = std::mem::replace(&mut self.current, next);
         self.clock += 1;
-        self.remembered.insert(graph, (self.clock, current));
+        self.cached.insert(graph, (self.clock, current));
     }
 
     /// Computes again a graph that was computed under a number, with the current content of its
@@ -420,9 +424,9 @@ impl Graphs {
     ///
     /// Returns `None` if there is no such graph, or if it cannot be computed in this way.
     fn replay(&mut self, graph: u64) -> Option<std::result::Result<(), Failed>> {
-        let (used, submission) = self.remembered.get_mut(&graph)?;
+        let (used, submission) = self.cached.get_mut(&graph)?;
         if !submission.is_valid(self.device.changes()) || !submission.has_current_forms() {
-            self.remembered.remove(&graph);
+            self.cached.remove(&graph);
             return None;
         }
         self.clock += 1;
@@ -438,11 +442,11 @@ impl Graphs {
         &mut self,
         operands: [&mut wire::Tensor; N],
         operation: &Operation,
-        dst: Home,
-        src: [Home; MAX_SOURCES],
+        dst: OperandBuffer,
+        src: [OperandBuffer; MAX_SOURCES],
     ) -> Result<[u32; N]> {
-        let home = dst.ok_or_else(|| no_memory(&operation.dst))?;
-        let number = self.current.result(&operation.dst, home);
+        let buffer = dst.ok_or_else(|| no_memory(&operation.dst))?;
+        let number = self.current.result(&operation.dst, buffer);
         // The result stands for operands that are not there.
         let mut buffers = [number; N];
         let mut result = None;
@@ -456,11 +460,12 @@ impl Graphs {
                 continue;
             };
             let tensor = self::operand(operation, source)?;
-            let home = src[source].ok_or_else(|| no_memory(&tensor))?;
-            if home.is_packed(&tensor) {
+            let buffer = src[source].ok_or_else(|| no_memory(&tensor))?;
+            if buffer.is_packed(&tensor) {
                 return Err(refused("an operand is packed"));
             }
-            (operand.buffer, operand.offset) = (self.current.input(&tensor, home), offset(&tensor));
+            (operand.buffer, operand.offset) =
+                (self.current.input(&tensor, buffer), offset(&tensor));
             buffers[index] = operand.buffer;
             let apart = operand.buffer != number || Some(*operand) == result;
             if !apart && overlap(&tensor, &operation.dst) {

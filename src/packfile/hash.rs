@@ -28,7 +28,8 @@ pub fn sampled(source: &[u8]) -> u128 {
     hash.update(&(source.len() as u64).to_le_bytes());
     let last = source.len() - SAMPLE_BYTES;
     for sample in 0..SAMPLES {
-        // Samples begin at whole pages of the tensor, except the last one, which ends where the tensor ends.
+        // Samples begin at whole pages of the tensor, except the last one, which ends where the
+        // tensor ends.
         let at = match sample {
             _ if sample == SAMPLES - 1 => last,
             _ => last / (SAMPLES - 1) * sample / SAMPLE_BYTES * SAMPLE_BYTES,
@@ -142,8 +143,8 @@ mod tests {
             .collect()
     }
 
-    /// Packs that were written before must be found again. SOURCE: the package xxhash 4.1 of PyPI, over the bytes that the
-    /// documentation of the functions names.
+    /// Packs that were written before must be found again. SOURCE: the package xxhash 4.1 of PyPI,
+    /// over the bytes that the documentation of the functions names.
     #[test]
     fn hashes_are_those_of_the_format() {
         let source = bytes(1000);

@@ -16,18 +16,20 @@ const RK_FAMILY: u32 = 0x524b;
 /// when the native layouts, the rotation, or the rounding change.
 const RK_VERSION: u32 = 1;
 
-/// Numbers of the arithmetics. Those that differ in their activations alone share one, which stands for the first of them.
+/// Numbers of the arithmetics. Those that differ in their activations alone share one, which stands
+/// for the first of them.
 const PRECISIONS: [(Precision, u32); 7] = [
     (Precision::Int8, 1),
     (Precision::Fp16, 2),
     (Precision::Int4, 3),
     (Precision::Int4Int8, 4),
     (Precision::Int4Fp16, 5),
-    (Precision::Int8Plain, 6),
+    (Precision::Int8Unrotated, 6),
     (Precision::Int8Wide, 1),
 ];
 
-/// Word of [`LayoutTag::hexagon`] that is set if the weights are quantized again, or converted to F16.
+/// Word of [`LayoutTag::hexagon`] that is set if the weights are quantized again, or converted to
+/// F16.
 const REQUANTIZED_WORD: usize = 4;
 
 impl LayoutTag {
@@ -108,7 +110,7 @@ mod tests {
             (Precision::Int4, 0x524b_0301),
             (Precision::Int4Int8, 0x524b_0401),
             (Precision::Int4Fp16, 0x524b_0501),
-            (Precision::Int8Plain, 0x524b_0601),
+            (Precision::Int8Unrotated, 0x524b_0601),
         ] {
             let tag = LayoutTag::rockchip(precision, words);
             assert_eq!((tag.id, tag.words), (id, words.map(|size| size as u64)));

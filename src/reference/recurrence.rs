@@ -1,4 +1,5 @@
-//! Recurrences over the tokens of one sequence, as ggml defines them: outputs of all tokens, then the states.
+//! Recurrences over the tokens of one sequence, as ggml defines them: outputs of all tokens, then
+//! the states.
 
 /// Sizes of a recurrence.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +27,8 @@ impl RecurrenceSizes {
     }
 }
 
-/// `GATED_DELTA_NET` with one gate for a head: vectors q, k and v, a gate and a factor for each head of each token.
+/// `GATED_DELTA_NET` with one gate for a head: vectors q, k and v, a gate and a factor for each
+/// head of each token.
 #[must_use]
 pub fn gated_delta(
     sizes: RecurrenceSizes,

@@ -49,14 +49,14 @@ struct End(Arc<RkDevice>);
 
 impl Drop for End {
     fn drop(&mut self) {
-        self.0.npu.rest();
+        self.0.npu.release_idle();
     }
 }
 
 /// State of a [`RkBuffer`].
 #[derive(Debug)]
 pub(super) struct Contents {
-    plain: Pages,
+    ggml_bytes: Pages,
     /// By offset.
     packed: BTreeMap<usize, Packed>,
 }
@@ -142,18 +142,18 @@ impl RkBuffer {
         // Dropped after the memory if there are no pages.
         let end = End(Arc::clone(&device));
         let memory = device.npu.allocate(bytes)?;
-        let plain = Pages::new(bytes).map_err(|_| Error::OutOfMemory {
+        let ggml_bytes = Pages::new(bytes).map_err(|_| Error::OutOfMemory {
             call: "mmap",
             bytes,
         })?;
-        let base = plain.bytes().as_ptr().addr();
+        let base = ggml_bytes.bytes().as_ptr().addr();
         Ok(Self {
             _end: end,
             device,
             memory,
             base,
             contents: RwLock::new(Contents {
-                plain,
+                ggml_bytes,
                 packed: BTreeMap::new(),
             }),
         })
@@ -189,14 +189,15 @@ impl RkBuffer {
         let mut contents = self.contents_mut();
         let touched = tensor.packed_offset + offset..tensor.packed_offset + offset + size;
         if size < tensor.shape.span_bytes(tensor.dtype).unwrap_or(0) {
-            // Before `place`, which forgets released bytes where a whole new tensor is about to be written.
+            // Before `place`, which forgets released bytes where a whole new tensor is about to be
+            // written.
             contents.check(tensor, &touched, true, "written in part")?;
         }
         let placed = self.place(&mut contents, tensor);
         contents.check(tensor, &touched, true, "written in part")?;
-        fill(&mut contents.plain.bytes_mut()[touched.clone()]);
+        fill(&mut contents.ggml_bytes.bytes_mut()[touched.clone()]);
         placed?;
-        let Contents { plain, packed } = &mut *contents;
+        let Contents { ggml_bytes, packed } = &mut *contents;
         // Rows that a tensor of another type changed are packed when they are used, as theirs.
         packed.retain(|&start, packed| {
             let is_apart = start + packed.bytes <= touched.start || touched.end <= start;
@@ -213,7 +214,7 @@ impl RkBuffer {
             // Nothing of a new one is packed, and its other rows may have been written before.
             let is_new = packed.written.is_empty() && !packed.released;
             let changed = if is_new { 0..all_rows } else { first..last };
-            let rows = &plain.bytes()[start..start + packed.bytes];
+            let rows = &ggml_bytes.bytes()[start..start + packed.bytes];
             let source = RowSource {
                 dtype: packed.dtype,
                 rows,
@@ -234,7 +235,7 @@ impl RkBuffer {
             if all && !self.device.keeps(tensor) {
                 packed.written.clear();
                 // The system can only refuse to take memory back.
-                packed.released = plain.release(start..start + packed.bytes).is_ok();
+                packed.released = ggml_bytes.release(start..start + packed.bytes).is_ok();
             }
         }
         Ok(())
@@ -280,7 +281,7 @@ impl RkBuffer {
         contents
             .packed
             .retain(|&other, packed| other + packed.bytes <= start || start + bytes <= other);
-        let have = contents.plain.bytes().len().saturating_sub(start);
+        let have = contents.ggml_bytes.bytes().len().saturating_sub(start);
         if have < layout.bytes() {
             return Err(Error::NoRoom {
                 tensor: tensor.name.into(),
@@ -315,7 +316,7 @@ impl Buffer for RkBuffer {
     }
 
     fn holds(&self, _offset: usize, _bytes: usize) -> bool {
-        // Its plain bytes are checked where they are used.
+        // Its bytes in ggml's layout are checked where they are used.
         true
     }
 
@@ -354,7 +355,7 @@ impl Buffer for RkBuffer {
         let range = start..start + out.len();
         let contents = self.contents();
         contents.check(tensor, &range, false, "read")?;
-        out.copy_from_slice(&contents.plain.bytes()[range]);
+        out.copy_from_slice(&contents.ggml_bytes.bytes()[range]);
         Ok(())
     }
 
@@ -368,7 +369,7 @@ impl Buffer for RkBuffer {
     fn clear(&self, value: u8) {
         let mut contents = self.contents_mut();
         contents.packed.clear();
-        contents.plain.bytes_mut().fill(value);
+        contents.ggml_bytes.bytes_mut().fill(value);
     }
 
     fn forget_graphs(&self) {}

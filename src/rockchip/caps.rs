@@ -14,9 +14,9 @@ pub enum Precision {
     /// INT8 weights with a scale for each row, INT8 activations with a scale for each token, exact
     /// INT32 sums.
     Int8,
-    /// As [`Self::Int8`], but neither operand is rotated, and rows of weights that are integers of 8
-    /// bits times a scale keep their values exactly.
-    Int8Plain,
+    /// As [`Self::Int8`], but neither operand is rotated, and rows of weights that are integers of
+    /// 8 bits times a scale keep their values exactly.
+    Int8Unrotated,
     /// As [`Self::Int8`], with activations as two INT8 digits, whose error is far below that of the
     /// weights.
     Int8Wide,
@@ -44,7 +44,7 @@ impl Precision {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Int8 => "INT8",
-            Self::Int8Plain => "INT8-PLAIN",
+            Self::Int8Unrotated => "INT8-PLAIN",
             Self::Int8Wide => "INT8-WIDE",
             Self::Fp16 => "FP16",
             Self::Int4 => "INT4",
@@ -57,7 +57,7 @@ impl Precision {
     #[must_use]
     pub const fn matmul_type(self) -> MatmulType {
         match self {
-            Self::Int8 | Self::Int8Plain | Self::Int8Wide => MatmulType::I8_I8_I32,
+            Self::Int8 | Self::Int8Unrotated | Self::Int8Wide => MatmulType::I8_I8_I32,
             Self::Fp16 => MatmulType::F16_F16_F32,
             Self::Int4 => MatmulType::I4_I4_I16,
             Self::Int4Int8 => MatmulType::I8_I4_I32,
@@ -71,7 +71,7 @@ impl Precision {
         match self {
             Self::Int4 => DIGITS.rows(),
             Self::Int8Wide => Digits::TwoBytes.rows(),
-            Self::Int8 | Self::Int8Plain | Self::Fp16 | Self::Int4Int8 | Self::Int4Fp16 => 1,
+            Self::Int8 | Self::Int8Unrotated | Self::Fp16 | Self::Int4Int8 | Self::Int4Fp16 => 1,
         }
     }
 
@@ -109,10 +109,13 @@ impl CallCost {
     #[must_use]
     pub fn ops_per_ns(&self, precision: Precision) -> f32 {
         match precision {
-            Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => self.int8_ops_per_ns,
+            Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide => {
+                self.int8_ops_per_ns
+            }
             Precision::Fp16 => self.fp16_ops_per_ns,
             Precision::Int4 => self.int4_ops_per_ns,
-            // No rates of mixed types are published; they are assumed to be those of the activations' type.
+            // No rates of mixed types are published; they are assumed to be those of the
+            // activations' type.
             Precision::Int4Int8 => self.int8_ops_per_ns,
             Precision::Int4Fp16 => self.fp16_ops_per_ns,
         }
@@ -128,14 +131,15 @@ pub struct AttentionCost {
     pub stages: f32,
 }
 
-/// The lowest and the highest operations of the CPU's attention in a nanosecond. The planner takes the highest, so that the NPU
-/// computes only where it is faster by either.
-// SOURCE: RK3588. Llama-3.2-3B F16 falls from 61.8 tokens/s for 512 tokens to 45.5 for 2,048 (gregordinary), which is attention at
-// 45 to 60 GFLOPS. Other chips have no published figures.
+/// The lowest and the highest operations of the CPU's attention in a nanosecond. The planner takes
+/// the highest, so that the NPU computes only where it is faster by either.
+// SOURCE: RK3588. Llama-3.2-3B F16 falls from 61.8 tokens/s for 512 tokens to 45.5 for 2,048
+// (gregordinary), which is attention at 45 to 60 GFLOPS. Other chips have no published figures.
 pub const CPU_OPS_PER_NS: [f32; 2] = [45.0, 60.0];
 
-// SOURCE: RK3588. The stages: 167 to 203 ms beside 54 ms of waiting for products, of which 135 ms are
-// on the cores (unimatrix099, 512 tokens of Gemma-4 E4B). Other chips have no published figures.
+// SOURCE: RK3588. The stages: 167 to 203 ms beside 54 ms of waiting for products, of which 135 ms
+// are on the cores (unimatrix099, 512 tokens of Gemma-4 E4B). Other chips have no published
+// figures.
 const ATTENTION: AttentionCost = AttentionCost {
     cpu_ops_per_ns: CPU_OPS_PER_NS[1],
     stages: 1.5,
@@ -257,8 +261,8 @@ pub struct RkCaps {
     pub big_cpus: &'static [usize],
 }
 
-/// Descriptions of chips that differ from the constants, and lists of their tiles: kept for ever, as devices are,
-/// but each once.
+/// Descriptions of chips that differ from the constants, and lists of their tiles: kept for ever,
+/// as devices are, but each once.
 static KEPT: Mutex<Vec<&'static RkCaps>> = Mutex::new(Vec::new());
 static KEPT_TILES: Mutex<Vec<&'static Vec<Tiles>>> = Mutex::new(Vec::new());
 
@@ -305,8 +309,8 @@ impl RkCaps {
 
 // SOURCE: cpu-map in Rockchip's BSP device trees: RK3588 has Cortex-A55 as CPUs 0-3 and Cortex-A76
 // as CPUs 4-7, RK3576 Cortex-A53 and Cortex-A72 likewise; RK3562 and RK3566/68 have four of a kind.
-// Decode is 19-66 % faster on the A76: `taskset -c 4-7`, -t 4, docs/backend/RKNPU2-*.md of unimatrix099's fork of
-// rk-llama.cpp, October 2026, on an RK3588.
+// Decode is 19-66 % faster on the A76: `taskset -c 4-7`, -t 4, docs/backend/RKNPU2-*.md of
+// unimatrix099's fork of rk-llama.cpp, October 2026, on an RK3588.
 const UPPER_FOUR: &[usize] = &[4, 5, 6, 7];
 
 // SOURCE: RKNN SDK User Guide 2.3.0 §3.5 for N <= 4096. K: INT8 weights longer than 8192 (RK3576:
@@ -429,16 +433,16 @@ pub const ACTIVATION_BYTES: usize = CALL_BYTES / 4;
 /// Results of all cores that are kept in one I/O address space.
 pub const RESULT_BYTES: usize = CALL_BYTES - ACTIVATION_BYTES;
 
-/// Results of all cores and segments of K that one call may have. What is kept has room for them and for those of other
-/// calls.
+/// Results of all cores and segments of K that one call may have. What is kept has room for them
+/// and for those of other calls.
 pub const CALL_RESULT_BYTES: usize = CALL_BYTES / 2;
 
 /// Weights that one I/O address space takes; the rest of what librknnrt can use of it is for
 /// activations and results.
 pub const DOMAIN_WEIGHT_BYTES: usize = DOMAIN_BYTES - CALL_BYTES;
 
-/// Weights that an I/O address space takes without librknnrt, whose cap is not the driver's. As much as calls take is left
-/// to streams and to copies of rows, too.
+/// Weights that an I/O address space takes without librknnrt, whose cap is not the driver's. As
+/// much as calls take is left to streams and to copies of rows, too.
 // SOURCE: addresses have 32 bits (vendor driver 0.9.8, rknpu_drv.c and rknpu_gem.c).
 pub const DIRECT_WEIGHT_BYTES: usize = u32::MAX as usize - 2 * CALL_BYTES;
 

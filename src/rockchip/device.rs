@@ -8,15 +8,16 @@
 //!            (4) C of all segments --sum, scale--> columns of the F32 result
 //! ```
 //!
-//! Cores run at the same time, and nothing else happens in the library meanwhile: contexts and memory for (3) are made and
-//! bound for all cores before, and the results of all are fetched after it (`wave`).
+//! Cores run at the same time, and nothing else happens in the library meanwhile: contexts and
+//! memory for (3) are made and bound for all cores before, and the results of all are fetched after
+//! it (`wave`).
 //!
-//! A turn covers all of it, and then one lock: there is one NPU, and several backends on several threads, and other processes,
-//! alternate. Whoever needs both takes the turn first.
+//! A turn covers all of it, and then one lock: there is one NPU, and several backends on several
+//! threads, and other processes, alternate. Whoever needs both takes the turn first.
 //!
 //! An error puts the device out of use: its results so far may be incomplete, so it refuses further
-//! work. A shape that the library refuses is an error of its call alone, as a lack of memory is, and a turn that another process
-//! does not give back.
+//! work. A shape that the library refuses is an error of its call alone, as a lack of memory is,
+//! and a turn that another process does not give back.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -114,10 +115,10 @@ struct NpuState {
 
 impl NpuState {
     /// Drops what calls can make again.
-    fn let_go(&mut self) {
-        self.activations.let_go();
-        self.attention.let_go();
-        self.cores.iter_mut().for_each(Core::let_go);
+    fn drop_caches(&mut self) {
+        self.activations.drop_caches();
+        self.attention.drop_caches();
+        self.cores.iter_mut().for_each(Core::drop_caches);
     }
 }
 
@@ -128,8 +129,8 @@ impl RkNpu {
     /// - `cpus`: the CPUs for the threads that serve it; all for an empty list
     ///
     /// # Errors
-    /// `Busy` if another process does not give its turn back, `Version` for a library that is too old, `Geometry` for one with
-    /// unknown layouts, `Vendor` if a first context cannot be made.
+    /// `Busy` if another process does not give its turn back, `Version` for a library that is too
+    /// old, `Geometry` for one with unknown layouts, `Vendor` if a first context cannot be made.
     pub fn open(
         rknn: Arc<Rknn>,
         caps: &'static RkCaps,
@@ -218,8 +219,8 @@ impl RkNpu {
         self.one_core.store(true, Ordering::Relaxed);
     }
 
-    /// Compares the first results of each shape with the CPU's from here on, so that no number of a shape that the
-    /// library computes wrong is used.
+    /// Compares the first results of each shape with the CPU's from here on, so that no number of a
+    /// shape that the library computes wrong is used.
     pub fn prove_shapes(&self) {
         self.proves.store(true, Ordering::Relaxed);
     }
@@ -231,36 +232,38 @@ impl RkNpu {
         self.domains.bytes()
     }
 
-    /// Forgets activations that were packed from addresses that were written by another node than a product.
+    /// Forgets activations that were packed from addresses that were written by another node than a
+    /// product.
     pub fn written(&self, addresses: &Range<usize>) {
         if let Ok(mut state) = self.state.lock() {
             state.activations.written(addresses);
         }
     }
 
-    /// Calls `attempt`, and once more if it fails, when what calls keep has been let go: that takes memory
-    /// and file descriptors, and contexts may hold weights that were freed, as they were bound to them last.
+    /// Calls `attempt`, and once more if it fails, when what calls keep has been let go: that takes
+    /// memory and file descriptors, and contexts may hold weights that were freed, as they were
+    /// bound to them last.
     fn with_room<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
         let _turn = self.rknn.turn()?;
         attempt().or_else(|_| {
             if let Ok(mut state) = self.state.lock() {
-                state.let_go();
+                state.drop_caches();
             }
             attempt()
         })
     }
 
-    /// Lets go of memory that was freed, to which contexts are still bound. If no weights are left, nothing of the NPU stays
-    /// open until weights are allocated again.
-    pub fn rest(&self) {
+    /// Lets go of memory that was freed, to which contexts are still bound. If no weights are left,
+    /// nothing of the NPU stays open until weights are allocated again.
+    pub fn release_idle(&self) {
         // Without the turn nothing can be freed now.
         let Some(turn) = self.rknn.turn_to_free() else {
             return;
         };
         // After a panic the device is out of use, and what is open ends with the process.
         if let Ok(mut state) = self.state.lock() {
-            state.let_go();
-            self.domains.rest(&turn);
+            state.drop_caches();
+            self.domains.release_idle(&turn);
         }
     }
 
@@ -273,14 +276,14 @@ impl RkNpu {
     /// Allocates memory for weights.
     ///
     /// # Errors
-    /// `OutOfMemory`, `OutOfDescriptors` or `AddressSpace`; `Busy` if another process does not give its turn back; `Vendor` if an
-    /// address space cannot be begun.
+    /// `OutOfMemory`, `OutOfDescriptors` or `AddressSpace`; `Busy` if another process does not give
+    /// its turn back; `Vendor` if an address space cannot be begun.
     pub fn allocate(&self, bytes: usize) -> Result<WeightMemory> {
         let _turn = self.rknn.turn()?;
         let allocated = self.with_room(|| self.domains.allocate(bytes));
         let (memory, share) = allocated.inspect_err(|error| {
             self.report_company(error, bytes);
-            self.rest();
+            self.release_idle();
         })?;
         Ok(WeightMemory::new(memory, share))
     }
@@ -318,8 +321,8 @@ impl RkNpu {
     /// - `dst`: `act.count()` rows of N
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error, `Busy` if another process does not give its turn back, else `Vendor`, `Geometry`,
-    /// `OutOfMemory` or `WrongSums` for the one that has just happened.
+    /// `DeviceLost` after an earlier error, `Busy` if another process does not give its turn back,
+    /// else `Vendor`, `Geometry`, `OutOfMemory` or `WrongSums` for the one that has just happened.
     pub fn mul_mat(
         &self,
         w: WeightSlice,
@@ -368,8 +371,8 @@ impl RkNpu {
         })
     }
 
-    /// Computes in a turn, with what calls keep. An error other than a lack, or than one of this shape, puts the device out
-    /// of use.
+    /// Computes in a turn, with what calls keep. An error other than a lack, or than one of this
+    /// shape, puts the device out of use.
     fn guarded<T>(&self, mut run: impl FnMut(&Turn, &mut NpuState) -> Result<T>) -> Result<T> {
         let turn = self.rknn.turn()?;
         // A panic under the lock is caught at the C border; after it, buffers may hold half a call.
@@ -380,9 +383,10 @@ impl RkNpu {
             return Err(lost(cause));
         }
         let result = match run(&turn, &mut state) {
-            // What calls keep is in the way, as in `allocate`. A lack that stays may pass later: this call alone fails.
+            // What calls keep is in the way, as in `allocate`. A lack that stays may pass later:
+            // this call alone fails.
             Err(error) if error.is_shortage() => {
-                state.let_go();
+                state.drop_caches();
                 run(&turn, &mut state)
             }
             other => other,
@@ -466,7 +470,8 @@ impl RkNpu {
         Ok(ran.max().unwrap_or_default())
     }
 
-    /// Runs what is made and bound for all cores before, and writes the columns that are complete after it.
+    /// Runs what is made and bound for all cores before, and writes the columns that are complete
+    /// after it.
     fn run_wave(
         &self,
         turn: &Turn,
@@ -518,8 +523,8 @@ impl RkNpu {
     }
 }
 
-/// Returns the worst error of the cores: one that ends the device must not be forgotten for one after which the call is
-/// tried again, or other calls go on.
+/// Returns the worst error of the cores: one that ends the device must not be forgotten for one
+/// after which the call is tried again, or other calls go on.
 fn outcome(shares: &mut [Option<CoreShare>]) -> Result<()> {
     let mut lack = None;
     for share in shares.iter_mut().flatten() {

@@ -48,8 +48,9 @@ pub fn find(config: &Config) -> Discovery {
             .and_then(|rknn| RkDevice::start(rknn, target(caps, config)?))
             .map(|device| device.traced(config.trace.as_deref()));
         if let Ok(device) = &device {
-            // A program may only start others that compute, as llama-server does for each of several models.
-            device.npu().rest();
+            // A program may only start others that compute, as llama-server does for each of
+            // several models.
+            device.npu().release_idle();
         }
         found.add(NAME, device.map(|device| Arc::new(device) as _));
     } else {
@@ -71,7 +72,8 @@ pub fn chip(config: &Config) -> Option<(&'static RkCaps, bool)> {
     }
 }
 
-/// Loads the library of a Rockchip NPU, or what stands in its place: its stand-in, or our own command streams.
+/// Loads the library of a Rockchip NPU, or what stands in its place: its stand-in, or our own
+/// command streams.
 ///
 /// # Errors
 /// `Library` if there is none, `Direct` if there is nothing for command streams.
@@ -208,8 +210,8 @@ pub(super) fn chip_of_this_machine() -> Option<&'static RkCaps> {
     caps::by_compatible(&compatible).or_else(|| caps::by_uevent(&lock::npu_uevent()?))
 }
 
-/// Returns the reason why there is no device without a chip. A user who names a library expects one, and is told first
-/// if the file is none.
+/// Returns the reason why there is no device without a chip. A user who names a library expects
+/// one, and is told first if the file is none.
 fn why_absent(config: &Config) -> Absence {
     let Some(library) = &config.rknn_lib else {
         return why_unknown();

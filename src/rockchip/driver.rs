@@ -1,13 +1,14 @@
-//! librknnrt, or what has its functions: contexts, memory and runs as Rust values. Every return code is checked here, and
-//! nowhere else.
+//! librknnrt, or what has its functions: contexts, memory and runs as Rust values. Every return
+//! code is checked here, and nowhere else.
 //!
 //! Ownership: a [`Context`] or [`Memory`] keeps the library open, a [`Memory`] keeps the context it
 //! was made with, a [`MemoryView`] keeps the memory that it shows. A context binds memory in
 //! [`Context::bind`], and only what changed since the last time; [`Context::run`] takes the same
 //! operands again, so it can never run on memory that is gone.
 //!
-//! Every call is in a turn ([`Rknn::turn`]): the caller's, or one for the call alone. One thread of one process has it. Only
-//! runs may be in several threads, to which the one that has the turn lends it.
+//! Every call is in a turn ([`Rknn::turn`]): the caller's, or one for the call alone. One thread of
+//! one process has it. Only runs may be in several threads, to which the one that has the turn
+//! lends it.
 #![expect(unsafe_code, reason = "calls into the vendor's library")]
 
 use std::ffi::{CStr, c_void};
@@ -126,10 +127,12 @@ impl Rknn {
         }))
     }
 
-    /// Calls the library while no other thread does, and while nothing runs, here or in another process.
+    /// Calls the library while no other thread does, and while nothing runs, here or in another
+    /// process.
     ///
-    /// SOURCE: airockchip/rknn-toolkit2 issue 533 (2.3.2, driver 0.9.6): memory that one thread makes or frees while another
-    /// one runs ends in failed submissions, lockups and kernel panics. rk-llama.cpp, too, has only runs side by side.
+    /// SOURCE: airockchip/rknn-toolkit2 issue 533 (2.3.2, driver 0.9.6): memory that one thread
+    /// makes or frees while another one runs ends in failed submissions, lockups and kernel panics.
+    /// rk-llama.cpp, too, has only runs side by side.
     ///
     /// # Errors
     /// As for [`Self::turn`].
@@ -158,7 +161,8 @@ impl Rknn {
 }
 
 /// A run that takes so long has met the driver's time-out if it fails.
-// SOURCE: runs take microseconds to milliseconds; the driver's time-outs are seconds (rknpu_job.c, driver 0.9.8).
+// SOURCE: runs take microseconds to milliseconds; the driver's time-outs are seconds (rknpu_job.c,
+// driver 0.9.8).
 const TIMED_OUT: Duration = Duration::from_secs(1);
 
 fn check(call: &'static str, code: i32, what: impl FnOnce() -> String) -> Result<()> {
@@ -173,8 +177,8 @@ fn check(call: &'static str, code: i32, what: impl FnOnce() -> String) -> Result
     })
 }
 
-/// As [`check`], for calls that need memory: before anything `ran`, the general code may stand for a lack of it, and a
-/// failure does not harm the device.
+/// As [`check`], for calls that need memory: before anything `ran`, the general code may stand for
+/// a lack of it, and a failure does not harm the device.
 fn check_with_room(
     call: &'static str,
     code: i32,
@@ -231,13 +235,14 @@ impl Context {
         let mut handle: MatmulCtx = 0;
         let mut attr = Box::new(IoAttr::ZERO);
         let code = rknn.alone(|api| {
-            // SAFETY: three valid pointers to structs of the vendor's layout (asserted in `ffi`), alive
-            // during the call.
+            // SAFETY: three valid pointers to structs of the vendor's layout (asserted in `ffi`),
+            // alive during the call.
             unsafe { (api.matmul_create)(&raw mut handle, &raw mut info, &raw mut *attr) }
         })?;
         let call = "rknn_matmul_create";
         check_with_room(call, code, false, || describe(&info)).map_err(|error| {
-            // The library may have any code for this: it is told by what the process has left.
+            // The library may return any code when descriptors run out, so count those that the
+            // process has left.
             let reached = process::file_limit_reached(process::DESCRIPTORS_PER_CONTEXT);
             reached.map_or(error, |limit| Error::OutOfDescriptors {
                 call,

@@ -1,6 +1,6 @@
 //! Weights between ggml's rows and the NPU's native layout. For INT8 this quantizes too: a rotation
-//! along K (unless a rule asks for none), then one scale for each row. For INT4: the same rotation, then a calibrated scale for
-//! each row and segment of K.
+//! along K (unless a rule asks for none), then one scale for each row. For INT4: the same rotation,
+//! then a calibrated scale for each row and segment of K.
 //!
 //! A weight of N rows of K is cut into **chunks** of N (so that the cores share them and no call
 //! exceeds the chip's N) and **segments** of K (no call exceeds the chip's K). Every (slice, chunk,
@@ -88,19 +88,19 @@ impl WeightLayout {
             (_, Some(Choice::Fp16)) | (DType::F16 | DType::Bf16, None) => Precision::Fp16,
             (DType::Quantized { .. }, None) if ne[1] <= FEW_ROWS => Precision::Fp16,
             (_, Some(Choice::Int8)) | (DType::Quantized { .. }, None) => Precision::Int8,
-            (_, Some(Choice::Int8Plain)) => Precision::Int8Plain,
+            (_, Some(Choice::Int8Unrotated)) => Precision::Int8Unrotated,
             (_, Some(Choice::Int8Wide)) => Precision::Int8Wide,
             (_, Some(Choice::Int4)) => caps.int4?,
             (_, Some(Choice::Int4Fp16)) => caps.int4_fp16?,
         };
         let k_max = match precision {
-            Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => caps.k_max_int8,
+            Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide => caps.k_max_int8,
             Precision::Fp16 => caps.k_max_fp16,
             Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => int4::SAFE_K_I4,
         };
         dtype.row_bytes(ne[0])?;
-        // Weights with one value of K are convolution kernels, which other operations read (WavTokenizer's), and would take 32 times
-        // their bytes.
+        // Weights with one value of K are convolution kernels, which other operations read
+        // (WavTokenizer's), and would take 32 times their bytes.
         if ne.contains(&0)
             || ne[0] == 1
             || ne[0] > MAX_K
@@ -177,7 +177,7 @@ impl WeightLayout {
     /// K.
     pub(super) fn scale_sets(&self) -> usize {
         match self.precision {
-            Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide | Precision::Fp16 => 1,
+            Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide | Precision::Fp16 => 1,
             Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => self.segments,
         }
     }
@@ -256,7 +256,7 @@ impl WeightLayout {
     #[must_use]
     pub fn rotation(&self) -> Rotation {
         match self.precision {
-            Precision::Fp16 | Precision::Int8Plain => Rotation::identity(self.k),
+            Precision::Fp16 | Precision::Int8Unrotated => Rotation::identity(self.k),
             Precision::Int8
             | Precision::Int8Wide
             | Precision::Int4

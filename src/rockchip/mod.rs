@@ -50,7 +50,8 @@ pub struct RkDevice {
     /// The M that calls may have.
     passed: selftest::Passed,
     rows: Mutex<stream::RowScratch>,
-    /// Attention is the CPU's, because there was no room for it once, or the library refused a shape.
+    /// Attention is the CPU's, because there was no room for it once, or the library refused a
+    /// shape.
     attention_left: AtomicBool,
     /// Number of the next graph.
     submissions: AtomicU64,
@@ -59,7 +60,8 @@ pub struct RkDevice {
     beside: Beside,
     /// The timeline on which nodes are noted.
     tracks: Option<DeviceTracks>,
-    /// Logs once that weights are kept for the CPU, and once that there is no memory for more of them.
+    /// Logs once that weights are kept for the CPU, and once that there is no memory for more of
+    /// them.
     kept_logged: [Once; 2],
     /// Weights that were logged as too large.
     too_large_logged: Mutex<BTreeSet<String>>,
@@ -137,7 +139,8 @@ impl RkDevice {
         }
     }
 
-    /// Returns `true` if there may be room for the packed form of weights beside them: without it a graph would fail.
+    /// Returns `true` if there may be room for the packed form of weights beside them: without it a
+    /// graph would fail.
     fn has_room_beside(&self, weights: &Tensor) -> bool {
         let (free, _) = self.address_space();
         let layout = plan::weight_layout(&self.target, weights);
@@ -195,8 +198,8 @@ impl Device for RkDevice {
         self.beside.bytes()
     }
 
-    fn forget(&self, memory: Range<usize>) {
-        self.beside.forget(&self.npu, &memory);
+    fn invalidate(&self, memory: Range<usize>) {
+        self.beside.invalidate(&self.npu, &memory);
     }
 
     fn alignment(&self) -> usize {
@@ -208,8 +211,9 @@ impl Device for RkDevice {
     }
 
     fn packed_bytes(&self, tensor: &Tensor) -> usize {
-        let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
-        plan::weight_layout(&self.target, tensor).map_or(plain, |layout| layout.bytes().max(plain))
+        let ggml_bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+        plan::weight_layout(&self.target, tensor)
+            .map_or(ggml_bytes, |layout| layout.bytes().max(ggml_bytes))
     }
 
     fn refusal(&self, operation: &Operation) -> Option<Refusal> {
@@ -228,13 +232,13 @@ impl Device for RkDevice {
     }
 
     fn use_packs(&self, packs: Arc<Packs>) {
-        // Later ones change nothing.
+        // The first packs stay; a second call changes nothing.
         let _ = self.packs.set(packs);
     }
 
     fn self_test(&self) -> Result<()> {
         let result = selftest::run(&self.npu, &self.target.rules);
-        self.npu.rest();
+        self.npu.release_idle();
         result.map(drop)
     }
 

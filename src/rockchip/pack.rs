@@ -31,7 +31,8 @@ pub struct RowSource<'a> {
     pub dequantize: Option<&'a dyn Dequantize>,
     /// Method that clips INT4 weights.
     pub calibration: Method,
-    /// Feedback for each K segment of rotated integer weights, to compensate rounding errors; empty for none.
+    /// Feedback for each K segment of rotated integer weights, to compensate rounding errors; empty
+    /// for none.
     pub feedback: &'a [Feedback],
 }
 
@@ -105,7 +106,7 @@ pub fn pack_rows(
         .for_each_init(Work::default, |work, group| {
             let bytes = &source.rows[group.first_row * row_bytes..][..group.rows * row_bytes];
             match layout.precision {
-                Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => {
+                Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide => {
                     packer.int8(bytes, group, work)
                 }
                 Precision::Fp16 => packer.fp16(bytes, group, work),
@@ -181,7 +182,7 @@ impl Packer<'_> {
             self.source.row(bytes, &mut work.values);
             self.rotation.apply(&mut work.values);
             let exact = match self.layout.precision {
-                Precision::Int8Plain => quant::exact_row_i8(&work.values, int8),
+                Precision::Int8Unrotated => quant::exact_row_i8(&work.values, int8),
                 _ => None,
             };
             *scale = exact.unwrap_or_else(|| match self.source.feedback {

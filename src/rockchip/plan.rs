@@ -16,7 +16,8 @@ pub use self::bucket::{Bucketing, Buckets, M_BUCKET_MAX, MPiece};
 mod attention;
 mod bucket;
 
-/// The weights that logits are made with, in llama.cpp's words; the second where they are the embeddings.
+/// The weights that logits are made with, in llama.cpp's words; the second where they are the
+/// embeddings.
 const HEADS: [&str; 2] = ["output.weight", "token_embd.weight"];
 
 /// The weights of a layer that keys and values are made with.
@@ -25,8 +26,8 @@ const KEYS_AND_VALUES: [&str; 2] = ["attn_k.weight", "attn_v.weight"];
 /// Layers from the first on that are multiplied in FP16: every later one goes on with their errors.
 const FIRST_LAYERS: usize = 2;
 
-/// Fewest columns for each row of such weights that are multiplied in FP16: they are 2 to 5 % of a model then, and a third of
-/// the rows of queries or less.
+/// Fewest columns for each row of such weights that are multiplied in FP16: they are 2 to 5 % of a
+/// model then, and a third of the rows of queries or less.
 const SHARED_BY: usize = 3;
 
 /// The chip and the user's choices for it.
@@ -65,14 +66,15 @@ impl From<&'static RkCaps> for Target {
 }
 
 impl Target {
-    /// Returns the arithmetic that a rule chooses for weights, or that quantized ones have because results depend on them more
-    /// than on others of their size.
+    /// Returns the arithmetic that a rule chooses for weights, or that quantized ones have because
+    /// results depend on them more than on others of their size.
     ///
-    /// - The activations of a head have two digits: its errors are those of the logits, and it multiplies so few rows that
-    ///   reading it takes longer than computing.
+    /// - The activations of a head have two digits: its errors are those of the logits, and it
+    ///   multiplies so few rows that reading it takes longer than computing.
     /// - Few rows of keys and values, which several heads of queries share, are multiplied in FP16.
-    /// - So are the first layers. The activations of every third `ffn_down` have two digits, because gates make outliers;
-    ///   with all of them, a prompt would take over 5 % longer. Experts keep INT8 in both, for their memory.
+    /// - So are the first layers. The activations of every third `ffn_down` have two digits,
+    ///   because gates make outliers; with all of them, a prompt would take over 5 % longer.
+    ///   Experts keep INT8 in both, for their memory.
     fn choice(&self, weights: &Tensor) -> Option<Choice> {
         let rule = self.rules.choice(weights.name);
         if rule.is_some() || !matches!(weights.dtype, DType::Quantized { .. }) {
@@ -126,7 +128,8 @@ impl Target {
         (self.layout(weights)).is_some_and(|layout| layout.bytes() * stored > bytes * packed)
     }
 
-    /// Returns the fewest rows that the device multiplies with a weight: more of them if packing makes it larger.
+    /// Returns the fewest rows that the device multiplies with a weight: more of them if packing
+    /// makes it larger.
     fn min_m(&self, weights: &Tensor) -> usize {
         if self.min_m_narrow > self.min_m && self.is_narrow(weights) {
             return self.min_m_narrow;
@@ -135,7 +138,8 @@ impl Target {
     }
 }
 
-/// Returns the layer of a weight of a language model and the rest of its name: 3 and "attn_q.weight" of "blk.3.attn_q.weight".
+/// Returns the layer of a weight of a language model and the rest of its name: 3 and
+/// "attn_q.weight" of "blk.3.attn_q.weight".
 fn part_of_layer(name: &str) -> Option<(usize, &str)> {
     let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
     Some((layer.parse().ok()?, part))
@@ -144,11 +148,11 @@ fn part_of_layer(name: &str) -> Option<(usize, &str)> {
 /// Returns the bytes of a buffer that a weight takes: its own, or those of its packed form if that
 /// is larger.
 fn buffer_bytes(layout: &WeightLayout, weights: &Tensor) -> usize {
-    let plain = weights
+    let ggml_bytes = weights
         .shape
         .span_bytes(weights.dtype)
         .unwrap_or(usize::MAX);
-    layout.bytes().max(plain)
+    layout.bytes().max(ggml_bytes)
 }
 
 /// Returns the bytes of a multiplication's weights, if only their size keeps them from the device.
@@ -227,7 +231,8 @@ impl Command {
     }
 }
 
-/// Answers a question of ggml's. Nodes that the device could compute, but should not, are refused, too.
+/// Answers a question of ggml's. Nodes that the device could compute, but should not, are refused,
+/// too.
 ///
 /// # Errors
 /// The reason why the node is not for this device.
@@ -255,8 +260,9 @@ pub fn question(target: &Target, operation: &Operation) -> Result<(), Refusal> {
     command(target, operation).map(drop)
 }
 
-/// Returns `true` if a packed form of weights lies beside them: they are in host memory of the device's own type. What is not
-/// marked as weights is if it is quantized: ggml's RPC server marks none.
+/// Returns `true` if a packed form of weights is beside them: they are in host memory of the
+/// device's own type. What is not marked as weights is if it is quantized: ggml's RPC server marks
+/// none.
 #[must_use]
 pub fn is_packed_beside(target: &Target, weights: &Tensor) -> bool {
     let is_quantized = matches!(weights.dtype, DType::Quantized { .. });
@@ -297,9 +303,11 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 ///   the weights. The rows of a [`Op::MulMatId`] are its tokens.
 /// - Nodes that the device does not compute. The device claims those, too, so that ggml cuts no
 ///   graph around them.
-/// - Products with operands that would have to be packed at each use, unless they may be weights. Slices of weights
-///   ([`Place::Unknown`]) are. Weights in host memory of the device's own type are packed once.
-/// - Attention for which the CPU is faster by the cost table, unless the user has the device compute whatever it can.
+/// - Products with operands that would have to be packed at each use, unless they may be weights.
+///   Slices of weights ([`Place::Unknown`]) are. Weights in host memory of the device's own type
+///   are packed once.
+/// - Attention for which the CPU is faster by the cost table, unless the user has the device
+///   compute whatever it can.
 #[must_use]
 pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     let turned = turned(target, operation);

@@ -1,6 +1,6 @@
 //! Small multiplications that a device must compute right before it is offered: each arithmetic
-//! with each M, against the reference. An arithmetic with one wrong M is used without calls of this M.
-//! All cores at once must give the bytes of one core, or one core is used.
+//! with each M, against the reference. An arithmetic with one wrong M is used without calls of this
+//! M. All cores at once must give the bytes of one core, or one core is used.
 //!
 //! The shapes of a model's own weights are compared at their first use (`device`).
 
@@ -46,7 +46,7 @@ static CASE: LazyLock<Case> = LazyLock::new(|| {
 /// Operands, and the product of the largest M with the first [`N`] rows of weights.
 struct Case {
     act: Vec<f32>,
-    /// [`WIDE_N`] rows of weights, as [`PlainWeights`] stores them.
+    /// [`WIDE_N`] rows of weights, as [`F32InBlocks`] stores them.
     bytes: Vec<u8>,
     want: Vec<f64>,
 }
@@ -76,16 +76,16 @@ impl Passed {
 /// (measured in rknpu-ops/tests/int4); three times that is a wrong layout.
 fn limit(precision: Precision) -> f64 {
     match precision {
-        Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => 3e-4,
+        Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide => 3e-4,
         Precision::Fp16 => 1e-6,
         Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => 4e-2,
     }
 }
 
 /// Weights that are F32 in disguise, so that the test needs no ggml.
-struct PlainWeights;
+struct F32InBlocks;
 
-impl Dequantize for PlainWeights {
+impl Dequantize for F32InBlocks {
     fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
         for (value, bytes) in out.iter_mut().zip(blocks.as_chunks::<4>().0) {
             *value = f32::from_ne_bytes(*bytes);
@@ -118,8 +118,8 @@ pub fn run(npu: &RkNpu, rules: &Rules) -> Result<Passed> {
     Ok(passed)
 }
 
-/// Multiplies on one core and on all cores at once, with weights that are views with offsets, and compares the bytes.
-/// Returns the most results that differed, if any.
+/// Multiplies on one core and on all cores at once, with weights that are views with offsets, and
+/// compares the bytes. Returns the most results that differed, if any.
 ///
 /// # Errors
 /// That of the call that failed.
@@ -164,7 +164,7 @@ fn pack(
     let source = RowSource {
         dtype,
         rows: &CASE.bytes[..n * K * 4],
-        dequantize: Some(&PlainWeights),
+        dequantize: Some(&F32InBlocks),
         calibration: Method::default(),
         feedback: &[],
     };

@@ -39,9 +39,10 @@ impl RkStream {
 }
 
 impl Drop for RkStream {
-    /// Attention of a program without weights on the NPU keeps contexts that no freed weights would end.
+    /// Attention of a program without weights on the NPU keeps contexts that no freed weights would
+    /// end.
     fn drop(&mut self) {
-        self.device.npu.rest();
+        self.device.npu.release_idle();
     }
 }
 
@@ -208,8 +209,8 @@ impl RkDevice {
     /// - `graph`: number of the graph, another one for each submission
     ///
     /// # Errors
-    /// `Graph` if the node is not one that the device supports, names an expert that does not exist, or
-    /// has a result that is not aligned to 4 bytes; else the device's error.
+    /// `Graph` if the node is not one that the device supports, names an expert that does not
+    /// exist, or has a result that is not aligned to 4 bytes; else the device's error.
     pub fn compute(&self, node: &mut Node, graph: u64) -> Result<CallTimes> {
         if node.operation.computes_nothing() {
             return Ok(CallTimes::default());
@@ -223,7 +224,8 @@ impl RkDevice {
         }
     }
 
-    /// Computes a product whose factors are in the other order, and writes the columns of what comes out as rows.
+    /// Computes a product whose factors are in the other order, and writes the columns of what
+    /// comes out as rows.
     fn turned(&self, node: &mut Node, turned: Operation, graph: u64) -> Result<CallTimes> {
         let [m, n, ..] = turned.dst.shape.ne;
         let mut result = std::mem::take(&mut self.lock_rows().turned);
@@ -338,7 +340,8 @@ impl RkDevice {
                 let from = i2 * nb[2] + i3 * nb[3];
                 let to = i2 * dst.shape.nb[2] + i3 * dst.shape.nb[3];
                 let (rows, in_place) = act.rows(from, src1.dtype, [command.m, k], nb[1], converted);
-                // Rows that are converted lie in the same scratch whatever they are.
+                // Converted rows share one scratch buffer, so their address does not identify them:
+                // no graph.
                 let graph = in_place.then_some(graph);
                 let to = (to, dst.shape.nb[1]);
                 self.rows(packed, slice, rows, graph, out, to, &mut times)?;

@@ -130,7 +130,8 @@ impl Pool {
             stop: AtomicBool::new(false),
             crowded,
         });
-        // The pool exists before its threads: if one does not start, dropping the pool ends the others.
+        // The pool exists before its threads: if one does not start, dropping the pool ends the
+        // others.
         let mut pool = Self {
             shared,
             workers: Vec::new(),

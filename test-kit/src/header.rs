@@ -22,7 +22,8 @@ pub struct Header {
     wrong: Vec<String>,
 }
 
-/// Returns the text between two others, of which `start` is not the beginning of what is looked for.
+/// Returns the text between two others, of which `start` is not the beginning of what is looked
+/// for.
 fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(start)?;
     Some(rest.split_once(end)?.0.trim())

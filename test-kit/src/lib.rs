@@ -10,7 +10,8 @@ pub use header::Header;
 pub use surroundings::{command, foreign_variables};
 
 /// Pseudo-random numbers: the same seed gives the same numbers.
-// SOURCE: splitmix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+// SOURCE: splitmix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+// OOPSLA 2014.
 #[derive(Clone, Debug)]
 pub struct Numbers(u64);
 
@@ -66,8 +67,8 @@ impl Numbers {
         (0..count).map(|_| self.float()).collect()
     }
 
-    /// Returns the choices of `tokens` tokens, `used` of `experts` experts each. A token chooses an expert once: ggml leaves
-    /// undefined what MUL_MAT_ID gives otherwise.
+    /// Returns the choices of `tokens` tokens, `used` of `experts` experts each. A token chooses an
+    /// expert once: ggml leaves undefined what MUL_MAT_ID gives otherwise.
     ///
     /// # Panics
     /// If there are fewer experts than a token uses, or more than an `i32` counts.

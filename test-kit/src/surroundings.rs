@@ -16,8 +16,8 @@ const KEPT: [&str; 8] = [
     "RUST_BACKTRACE",
 ];
 
-/// Returns a command for a program that is tested. It sees none of the variables of whoever starts the test but those that
-/// it needs to start, so no settings, no home folder, and no language.
+/// Returns a command for a program that is tested. It sees none of the variables of whoever starts
+/// the test but those that it needs to start, so no settings, no home folder, and no language.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env_clear();
@@ -28,8 +28,8 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Returns the names of variables that are set and would change what the backend does in this process: its own, and those
-/// that lead to a file of settings.
+/// Returns the names of variables that are set and would change what the backend does in this
+/// process: its own, and those that lead to a file of settings.
 #[must_use]
 pub fn foreign_variables() -> Vec<OsString> {
     let is_foreign = |name: &OsString| {

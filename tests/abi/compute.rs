@@ -43,7 +43,7 @@ fn results_in_shared_memory_are_there_for_the_cpu() {
     }
 }
 
-/// Weights of a norm lie in shared memory, where the loader may write them without a function of
+/// Weights of a norm are in shared memory, where the loader may write them without a function of
 /// ours.
 #[test]
 fn weights_that_the_cpu_writes_in_place_reach_the_device() {
@@ -116,8 +116,8 @@ fn a_cache_that_the_device_and_the_cpu_write_by_turns_is_seen_by_both() {
     }
 }
 
-/// Two rows of a cache lie in one cache line. What the CPU wrote of it goes to memory before the device writes
-/// the rest, and what the device wrote is fetched.
+/// Two rows of a cache are in one cache line. What the CPU wrote of it goes to memory before the
+/// device writes the rest, and what the device wrote is fetched.
 #[test]
 fn rows_of_a_cache_that_the_cpu_wrote_stay_beside_those_of_the_device() {
     let _turn = turn();
@@ -158,8 +158,8 @@ fn rows_of_a_cache_that_the_cpu_wrote_stay_beside_those_of_the_device() {
     }
 }
 
-/// ggml has the CPU compute a node in place of the result that it reads. What is left of that in the CPU's
-/// cache was written over the device's next result.
+/// ggml has the CPU compute a node in place of the result that it reads. What is left of that in
+/// the CPU's cache was written over the device's next result.
 #[test]
 fn what_the_cpu_computes_in_place_of_a_result_does_not_spoil_the_next_one() {
     let _turn = turn();
@@ -221,8 +221,8 @@ fn the_first_node_of_the_cpu_that_reads_a_cache_sees_what_is_in_it() {
     assert_eq!(values_at(cache.data, 64), twice);
 }
 
-/// ggml's scheduler has the CPU read a cache without asking the device: where layers share the cache
-/// of an earlier one and have their weights on the CPU, as in Gemma 3n and 4.
+/// ggml's scheduler has the CPU read a cache without asking the device: where layers share the
+/// cache of an earlier one and have their weights on the CPU, as in Gemma 3n and 4.
 #[test]
 fn rows_that_are_stored_in_a_cache_are_there_for_a_cpu_that_never_asked() {
     let _turn = turn();
@@ -333,7 +333,7 @@ fn a_graph_without_a_number_is_never_computed_again_without_its_nodes() {
     assert_eq!(stream.replay(0), None);
 }
 
-/// The line about a model is told when the first token's graph comes again, or its stream ends.
+/// The line about a model is logged when the first token's graph comes again, or its stream ends.
 #[test]
 fn a_token_is_counted_and_told_once() {
     let _turn = turn();
@@ -347,12 +347,12 @@ fn a_token_is_counted_and_told_once() {
             // The glue begins each graph with this question.
             assert_eq!(stream.replay(0), None);
             assert_eq!(stream.compute(5, &[node]), NPU_STATUS_OK);
-            let told = lines_with("nodes of a token, in 1 split");
-            assert_eq!(told, usize::from(graph == 1), "{graph}");
+            let logged = lines_with("nodes of a token, in 1 split");
+            assert_eq!(logged, usize::from(graph == 1), "{graph}");
         }
         drop(stream);
-        let told = lines_with("nodes of a token, in 1 split");
-        assert_eq!(told, usize::from(ends_after == 1));
+        let logged = lines_with("nodes of a token, in 1 split");
+        assert_eq!(logged, usize::from(ends_after == 1));
     }
 }
 

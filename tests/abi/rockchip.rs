@@ -73,8 +73,8 @@ fn a_result_that_is_not_aligned_or_overlaps_itself_is_refused() {
     assert_eq!(stream.compute(0, &[right]), NPU_STATUS_OK);
 }
 
-/// Planes of activations that are converted first lie in the same scratch, and the second one was taken for
-/// the first; rows that overlap were a panic, which put the stream out of use.
+/// Planes of activations that are converted first are in the same scratch, and the second one was
+/// taken for the first; rows that overlap were a panic, which put the stream out of use.
 #[test]
 fn activations_that_are_not_aligned_or_overlap_are_multiplied_as_they_lie() {
     let _turn = turn();

@@ -26,8 +26,8 @@ use rknpu_ops::layout::Soc;
 use rknpu_ops::sim;
 pub use test_kit::Numbers;
 
-/// Returns the functions of the stand-in. Where `NPU_TEST_DIRECT` is set (scripts/direct.py), an RK3588 has those of our own
-/// command streams, over the driver whose node this process finds.
+/// Returns the functions of the stand-in. Where `NPU_TEST_DIRECT` is set (scripts/direct.py), an
+/// RK3588 has those of our own command streams, over the driver whose node this process finds.
 pub fn functions(options: sim::Options) -> Arc<Rknn> {
     if options.soc == Soc::Rk3588 && std::env::var_os("NPU_TEST_DIRECT").is_some() {
         let node = DeviceNode::find().unwrap();
@@ -42,7 +42,8 @@ pub fn device(caps: &'static RkCaps) -> Arc<RkDevice> {
     Arc::new(RkDevice::start(rknn, caps).unwrap())
 }
 
-/// Makes a device on the stand-in, with options. Also returns the functions, to inspect the stand-in.
+/// Makes a device on the stand-in, with options. Also returns the functions, to inspect the
+/// stand-in.
 pub fn device_with(
     options: sim::Options,
     caps: &'static RkCaps,
@@ -53,10 +54,10 @@ pub fn device_with(
 
 /// A "quantized" type whose blocks are 32 plain floats, so that the tests need no ggml and no
 /// rounding.
-pub struct Plain;
+pub struct F32InBlocks;
 
-/// The type of [`Plain`].
-pub const PLAIN: DType = DType::Quantized {
+/// The type of [`F32InBlocks`].
+pub const F32_IN_BLOCKS: DType = DType::Quantized {
     block_elems: 32,
     block_bytes: 128,
 };
@@ -73,7 +74,7 @@ pub const Q4_0: DType = DType::Quantized {
     block_bytes: 18,
 };
 
-impl Dequantize for Plain {
+impl Dequantize for F32InBlocks {
     fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
         assert_eq!(blocks.len(), out.len() * 4);
         bytemuck::cast_slice_mut::<f32, u8>(out).copy_from_slice(blocks);
@@ -132,7 +133,7 @@ impl Weight {
                 Q8_0 => dequantize::of(GgmlType::Q8_0),
                 Q4_0 => dequantize::of(GgmlType::Q4_0),
                 DType::Bf16 => dequantize::of(GgmlType::BF16),
-                _ => Some(&Plain),
+                _ => Some(&F32InBlocks),
             },
             ..tensor("weight", self.dtype, contiguous(self.dtype, self.ne))
         }

@@ -9,7 +9,8 @@ struct Counting;
 thread_local! {
     // Neither lazy nor dropped, so that it can be touched at any time of a thread.
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-    /// Bytes that were allocated and not freed, which is negative for a thread that frees what another one allocated.
+    /// Bytes that were allocated and not freed, which is negative for a thread that frees what
+    /// another one allocated.
     static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
 }
 

@@ -1,4 +1,5 @@
-//! Weights in memory that the CPU uses, too, get a packed form beside them, which follows every write.
+//! Weights in memory that the CPU uses, too, get a packed form beside them, which follows every
+//! write.
 #![expect(unsafe_code, reason = "a program writes weights in place")]
 
 use std::sync::Arc;
@@ -107,9 +108,9 @@ fn weight(seed: u64, kind: Kind) -> Weight {
 /// The product with a weight that was packed when it was written.
 fn packed_product(device: &Arc<HexDevice>, w: &Weight) -> Vec<f32> {
     let work = work(device);
-    let home = buffer_with(device, w, Place::Packed);
+    let buffer = buffer_with(device, w, Place::Packed);
     let stream = HexStream::new(Arc::clone(device));
-    let mut nodes = [work.node(Op::MulMat, w.tensor(0, Place::Packed), &home)];
+    let mut nodes = [work.node(Op::MulMat, w.tensor(0, Place::Packed), &buffer)];
     stream.submit(0, &mut nodes).unwrap();
     work.result()
 }
@@ -288,13 +289,13 @@ fn experts_are_packed_beside_their_own_bytes() {
     );
     let act = Numbers::new(6).floats(K * 3);
     let ids = [0, 3, 1, 2, 3, 0];
-    let product = |place, home: &HexBuffer, role| {
+    let product = |place, buffer: &HexBuffer, role| {
         let work = Work::new(&device, &act, [K, 1, 3, 1], [N, 2, 3, 1], &ids).unwrap();
         let tensor = Tensor {
             role,
             ..w.tensor(0, place)
         };
-        let mut nodes = [work.node(Op::MulMatId, tensor, home)];
+        let mut nodes = [work.node(Op::MulMatId, tensor, buffer)];
         let is_supported = device.supports(&nodes[0].operation);
         let stream = HexStream::new(Arc::clone(&device));
         stream.submit(0, &mut nodes).unwrap();

@@ -77,7 +77,8 @@ proptest! {
     }
 }
 
-/// Floats whose packed form fits into a buffer and that do not themselves: a panic at the first write of a part.
+/// Floats whose packed form fits into a buffer and that do not themselves: a panic at the first
+/// write of a part.
 #[test]
 fn floats_that_end_behind_the_buffer_are_not_packed() {
     let device = device();
@@ -126,8 +127,8 @@ fn views_of_packed_tensors_are_parts_of_them() {
     assert!(error <= 1e-4, "{error:.2e}");
 }
 
-/// Its bytes were converted as if they were of the other's type, or the write did not fit the packed form: a
-/// panic, which the C border caught.
+/// Its bytes were converted as if they were of the other's type, or the write did not fit the
+/// packed form: a panic, which the C border caught.
 #[test]
 fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() {
     const AT: usize = 4096;
@@ -138,7 +139,7 @@ fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() 
         let new = Weight::random(&mut Numbers::new(14), kind, ne);
         let (row, w) = (old.bytes.len() / ne[1], old.tensor(AT, Place::Packed));
         let act = Numbers::new(15).floats(ne[0]);
-        // Rows that the other tensor writes, and its bytes before and behind the weight.
+        // Rows that the other tensor writes, and its bytes before and after the weight.
         for (rows, before, behind) in [
             (7..9, 0, 0),
             (0..3, 50, 0),
@@ -185,8 +186,9 @@ fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() 
     }
 }
 
-/// Tensors that lie over each other in any way, each written in parts: a byte has the value that was written
-/// last, whichever tensor it is read by. Behind a weight its packed form may have changed bytes.
+/// Tensors that lie over each other in any way, each written in parts: a byte has the value that
+/// was written last, whichever tensor it is read by. Behind a weight its packed form may have
+/// changed bytes.
 #[test]
 fn overlapping_tensors_keep_the_bytes_that_were_written_last() {
     let device = device();
@@ -254,8 +256,8 @@ fn overlapping_tensors_keep_the_bytes_that_were_written_last() {
     }
 }
 
-/// `GGML_RUST_NPU_REPACK=always` under an RPC client, which lays tensors out by their plain bytes: the
-/// packed form of a mask took the bytes of the indices behind it.
+/// `GGML_RUST_NPU_REPACK=always` under an RPC client, which lays tensors out by their plain bytes:
+/// the packed form of a mask took the bytes of the indices after it.
 #[test]
 fn a_packed_form_takes_no_bytes_that_others_wrote() {
     const AT: usize = 1024;
@@ -330,19 +332,19 @@ fn weights_with_room_are_packed_where_everything_is() {
     let mut numbers = Numbers::new(17);
     let weights = [0; 2].map(|_| Weight::random(&mut numbers, Kind::F16, [64, 40, 1, 1]));
     let step = device.packed_bytes(&weights[0].tensor(0, Place::Packed));
-    let home = HexBuffer::new(&device, 2 * step, false).unwrap();
+    let buffer = HexBuffer::new(&device, 2 * step, false).unwrap();
     let tensors = [0, 1].map(|index| weights[index].tensor(index * step, Place::Packed));
     // The upper one first.
     for index in [1, 0] {
         let bytes = &weights[index].bytes;
-        (home.write(&tensors[index], 0, bytes.len(), Content::Bytes(bytes))).unwrap();
+        (buffer.write(&tensors[index], 0, bytes.len(), Content::Bytes(bytes))).unwrap();
     }
     let act = numbers.floats(64);
     let stream = HexStream::new(Arc::clone(&device));
     for (w, tensor) in weights.iter().zip(tensors) {
         let work = Work::new(&device, &act, [64, 1, 1, 1], [40, 1, 1, 1], &[]).unwrap();
         stream
-            .submit(6, &mut [work.node(Op::MulMat, tensor, &home)])
+            .submit(6, &mut [work.node(Op::MulMat, tensor, &buffer)])
             .unwrap();
         assert!(stream.replay(6).is_some(), "the host packed it at use");
         let error = reference::nmse(&work.result(), &reference::mul_mat(&act, &w.values, 64));
@@ -361,10 +363,10 @@ struct Meeting {
 impl Meeting {
     fn new(device: &Arc<HexDevice>) -> Self {
         let w = Weight::random(&mut Numbers::new(14), KINDS[1], [64, 40, 1, 1]);
-        let home = buffer_with(device, &w, Place::Packed);
+        let buffer = buffer_with(device, &w, Place::Packed);
         Self {
             device: Arc::clone(device),
-            other: Arc::new((w, home)),
+            other: Arc::new((w, buffer)),
             computed: OnceLock::new(),
         }
     }
@@ -418,7 +420,8 @@ fn the_device_computes_while_a_weight_is_packed() {
     assert_eq!(meeting.computed.get(), Some(&true));
 }
 
-/// Padding of the packed form kept what was in memory before: NaN in results, and graphs that failed.
+/// Padding of the packed form kept what was in memory before: NaN in results, and graphs that
+/// failed.
 #[test]
 fn a_weight_that_is_filled_has_padding_of_zeros() {
     const N: usize = 40;
@@ -483,21 +486,21 @@ fn a_weight_that_does_not_begin_at_a_line_is_packed_when_it_is_used() {
     let at = 64;
     let tensor = w.tensor(at, Place::Packed);
     let bytes = at + device.packed_bytes(&tensor);
-    let home = HexBuffer::new(&device, bytes, false).unwrap();
+    let buffer = HexBuffer::new(&device, bytes, false).unwrap();
     let content = Content::Bytes(&w.bytes);
-    home.write(&tensor, 0, w.bytes.len(), content).unwrap();
+    buffer.write(&tensor, 0, w.bytes.len(), content).unwrap();
     let act = numbers.floats(3 * 64);
     let work = Work::new(&device, &act, [64, 3, 1, 1], [40, 3, 1, 1], &[]).unwrap();
     let stream = HexStream::new(Arc::clone(&device));
-    let mut nodes = [work.node(Op::MulMat, tensor, &home)];
+    let mut nodes = [work.node(Op::MulMat, tensor, &buffer)];
     stream.submit(0, &mut nodes).unwrap();
     let want = reference::mul_mat(&act, &w.values, 64);
     let error = reference::nmse(&work.result(), &want);
     assert!(error <= 2e-6, "{error:.2e}");
 }
 
-/// A weight in floats that another stream reads as it lies was put back into ggml's layout while a graph was planned that
-/// multiplies with its packed form: wrong numbers.
+/// A weight in floats that another stream reads as it lies was put back into ggml's layout while a
+/// graph was planned that multiplies with its packed form: wrong numbers.
 #[test]
 fn a_weight_is_put_back_while_no_other_stream_plans_with_it() {
     const K: usize = 64;
@@ -507,7 +510,7 @@ fn a_weight_is_put_back_while_no_other_stream_plans_with_it() {
     let act = numbers.floats(2 * K);
     let want = [0, 1].map(|plane| reference::mul_mat(&act[plane * K..][..K], w.matrix(plane), K));
     let weight = w.tensor(0, Place::Device);
-    fn negative<'a>(from: Tensor<'static>, home: &'a HexBuffer, out: &'a HexBuffer) -> Node<'a> {
+    fn negative<'a>(from: Tensor<'static>, buffer: &'a HexBuffer, out: &'a HexBuffer) -> Node<'a> {
         let operation = Operation {
             op: Op::Neg,
             params: [0; PARAMS],
@@ -518,11 +521,11 @@ fn a_weight_is_put_back_while_no_other_stream_plans_with_it() {
             src: sources(&[from]),
         };
         let mut src = [None; MAX_SOURCES];
-        src[0] = Some(home);
+        src[0] = Some(buffer);
         node(operation, Some(out), src)
     }
     for round in 0..40 {
-        let home = buffer_with(&device, &w, Place::Packed);
+        let buffer = buffer_with(&device, &w, Place::Packed);
         let out = HexBuffer::new(&device, w.bytes.len(), false).unwrap();
         let begin = Barrier::new(2);
         std::thread::scope(|scope| {
@@ -532,14 +535,14 @@ fn a_weight_is_put_back_while_no_other_stream_plans_with_it() {
                 // At another moment of the other stream's planning each time.
                 std::thread::sleep(Duration::from_micros(100 * round));
                 stream
-                    .submit(0, &mut [negative(weight, &home, &out)])
+                    .submit(0, &mut [negative(weight, &buffer, &out)])
                     .unwrap();
             });
             let work = Work::new(&device, &act, [K, 1, 2, 1], [K, 1, 2, 1], &[]).unwrap();
             let other = HexBuffer::new(&device, size_of_val(&act[..]), false).unwrap();
             let stream = HexStream::new(Arc::clone(&device));
             // The rest takes long to plan.
-            let mut nodes = vec![work.node(Op::MulMat, weight, &home)];
+            let mut nodes = vec![work.node(Op::MulMat, weight, &buffer)];
             nodes.extend((0..500).map(|_| negative(work.act, &work.buffer, &other)));
             begin.wait();
             stream.submit(0, &mut nodes).unwrap();

@@ -380,7 +380,7 @@ impl Work {
     }
 
     /// The node.
-    pub fn node<'a>(&'a self, op: Op, src0: Tensor<'a>, home: &'a HexBuffer) -> Node<'a> {
+    pub fn node<'a>(&'a self, op: Op, src0: Tensor<'a>, buffer: &'a HexBuffer) -> Node<'a> {
         let operation = Operation {
             op,
             params: [0; PARAMS],
@@ -389,7 +389,7 @@ impl Work {
         };
         let work = Some(&self.buffer);
         let mut src = [None; MAX_SOURCES];
-        src[..3].copy_from_slice(&[Some(home), work, work]);
+        src[..3].copy_from_slice(&[Some(buffer), work, work]);
         node(operation, work, src)
     }
 
@@ -406,7 +406,7 @@ impl Work {
 pub fn mul_mat(
     device: &Arc<HexDevice>,
     w: &Weight,
-    home: &HexBuffer,
+    buffer: &HexBuffer,
     act: &[f32],
     ne: [usize; 4],
 ) -> std::result::Result<Vec<f32>, GraphError> {
@@ -414,6 +414,6 @@ pub fn mul_mat(
     let work = Work::new(device, act, ne, [w.ne[1], ne[1], ne[2], ne[3]], &[]).map_err(whole)?;
     let stream = HexStream::new(Arc::clone(device));
     let src0 = w.tensor(0, Place::Device);
-    stream.submit(0, &mut [work.node(Op::MulMat, src0, home)])?;
+    stream.submit(0, &mut [work.node(Op::MulMat, src0, buffer)])?;
     Ok(work.result())
 }

@@ -48,14 +48,14 @@ fn until_failure(faults: &str) -> (Error, Duration) {
     let mut numbers = Numbers::new(40);
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
     let began = Instant::now();
-    let home = match try_buffer_with(&device, &w, Place::Packed) {
-        Ok(home) => home,
+    let buffer = match try_buffer_with(&device, &w, Place::Packed) {
+        Ok(buffer) => buffer,
         Err(error) => return (error, began.elapsed()),
     };
     for _ in 0..150 {
         let act = numbers.floats(64);
         let began = Instant::now();
-        match mul_mat(&device, &w, &home, &act, [64, 1, 1, 1]) {
+        match mul_mat(&device, &w, &buffer, &act, [64, 1, 1, 1]) {
             Ok(have) => {
                 let want = reference::mul_mat(&act, &w.values, 64);
                 assert!(
@@ -67,7 +67,7 @@ fn until_failure(faults: &str) -> (Error, Duration) {
                 let took = began.elapsed();
                 // The device is out of use at once, without waiting.
                 let began = Instant::now();
-                let again = mul_mat(&device, &w, &home, &act, [64, 1, 1, 1]).unwrap_err();
+                let again = mul_mat(&device, &w, &buffer, &act, [64, 1, 1, 1]).unwrap_err();
                 let refused = matches!(
                     again.error,
                     Error::DeviceLost { .. } | Error::FastRpc { .. }
@@ -137,9 +137,9 @@ fn memory_that_cannot_be_had_later_is_an_error_that_passes() {
         }
     }
     assert_eq!(failures, 1);
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(64);
-    assert!(mul_mat(&device, &w, &home, &act, [64, 1, 1, 1]).is_ok());
+    assert!(mul_mat(&device, &w, &buffer, &act, [64, 1, 1, 1]).is_ok());
 }
 
 /// Libraries that make their allocator ready themselves would forget what they have allocated.
@@ -263,9 +263,9 @@ fn an_interrupted_serving_call_is_made_again() {
     let device = start("remote_handle64_invoke:2=0x200,remote_handle64_invoke:3=4").unwrap();
     let mut numbers = Numbers::new(43);
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(64);
-    assert!(mul_mat(&device, &w, &home, &act, [64, 1, 1, 1]).is_ok());
+    assert!(mul_mat(&device, &w, &buffer, &act, [64, 1, 1, 1]).is_ok());
     // Not for ever: after fewer pauses than the time-out has room for, on a busy machine, too.
     let mut sim = strict(75);
     sim.faults = parse_faults("remote_handle64_invoke:2+=0x200").unwrap();
@@ -273,14 +273,14 @@ fn an_interrupted_serving_call_is_made_again() {
     assert!(text.contains("AEE_ERPC"), "{text}");
 }
 
-/// Else the host finds out only after a tenth of a second that the DSP has parked: the first token after a
-/// pause waited for it.
+/// Else the host finds out only after a tenth of a second that the DSP has parked: the first token
+/// after a pause waited for it.
 #[test]
 fn a_parked_dsp_is_called_at_once() {
     let device = device();
     let mut numbers = Numbers::new(44);
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(64);
     // On a busy machine most calls may take longer.
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -290,7 +290,7 @@ fn a_parked_dsp_is_called_at_once() {
         // It parks after 15 ms without work.
         std::thread::sleep(Duration::from_millis(60));
         let began = Instant::now();
-        mul_mat(&device, &w, &home, &act, [64, 1, 1, 1]).unwrap();
+        mul_mat(&device, &w, &buffer, &act, [64, 1, 1, 1]).unwrap();
         quickest = quickest.min(began.elapsed());
     }
 }
@@ -307,7 +307,7 @@ fn a_remembered_graph_may_take_longer_than_the_time_out() {
     let device = device_with(sim, options).unwrap();
     let mut numbers = Numbers::new(44);
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(64);
     let work: Vec<_> = (0..16)
         .map(|_| Work::new(&device, &act, [64, 1, 1, 1], [32, 1, 1, 1], &[]).unwrap())
@@ -316,7 +316,7 @@ fn a_remembered_graph_may_take_longer_than_the_time_out() {
     let weights = w.tensor(0, Place::Packed);
     let nodes = work
         .iter()
-        .map(|work| work.node(Op::MulMat, weights, &home));
+        .map(|work| work.node(Op::MulMat, weights, &buffer));
     stream.submit(7, &mut nodes.collect::<Vec<_>>()).unwrap();
     for _ in 0..2 {
         let began = Instant::now();
@@ -374,8 +374,8 @@ fn two_sessions_that_generate_take_turns() {
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
     let act = numbers.floats(64);
     let want = devices.each_ref().map(|device| {
-        let home = buffer_with(device, &w, Place::Packed);
-        mul_mat(device, &w, &home, &act, [64, 1, 1, 1]).unwrap()
+        let buffer = buffer_with(device, &w, Place::Packed);
+        mul_mat(device, &w, &buffer, &act, [64, 1, 1, 1]).unwrap()
     });
     assert_eq!(want[0], want[1]);
     let (finished, w, act) = (AtomicUsize::new(0), &w, &act[..]);
@@ -383,11 +383,11 @@ fn two_sessions_that_generate_take_turns() {
         for (device, want) in devices.iter().zip(&want) {
             let finished = &finished;
             scope.spawn(move || {
-                let home = buffer_with(device, w, Place::Packed);
+                let buffer = buffer_with(device, w, Place::Packed);
                 let mut turns = 0;
                 // Busy until both are done.
                 while finished.load(Ordering::Relaxed) < 2 {
-                    let have = mul_mat(device, w, &home, act, [64, 1, 1, 1]);
+                    let have = mul_mat(device, w, &buffer, act, [64, 1, 1, 1]);
                     let is_right = have.as_ref().is_ok_and(|have| have == want);
                     turns += 1;
                     if turns == TURNS || !is_right {
@@ -419,10 +419,10 @@ fn check_products(device: &Arc<HexDevice>, what: &str) {
     let mut numbers = Numbers::new(7);
     for kind in KINDS {
         let w = Weight::random(&mut numbers, kind, [256, 70, 1, 1]);
-        let home = buffer_with(device, &w, Place::Packed);
+        let buffer = buffer_with(device, &w, Place::Packed);
         for rows in [1, 3, 40] {
             let act = numbers.floats(256 * rows);
-            let have = mul_mat(device, &w, &home, &act, [256, rows, 1, 1]).unwrap();
+            let have = mul_mat(device, &w, &buffer, &act, [256, rows, 1, 1]).unwrap();
             let want = reference::mul_mat(&act, &w.values, 256);
             let error = reference::nmse(&have, &want);
             assert!(error <= 1e-4, "{what}: {rows} rows: {error:e}");

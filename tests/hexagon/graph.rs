@@ -357,7 +357,8 @@ fn a_graph_is_forgotten_when_its_memory_changes() {
     assert!(stream.replay(9).is_none(), "freed");
 }
 
-/// With every other layer on the CPU a token has a graph for each of the others: none of nine was still known when it came again.
+/// With every other layer on the CPU a token has a graph for each of the others: none of nine was
+/// still known when it came again.
 #[test]
 fn many_small_graphs_are_remembered_and_few_that_hold_much() {
     let device = device();
@@ -369,7 +370,7 @@ fn many_small_graphs_are_remembered_and_few_that_hold_much() {
 
     // Activations in F16 become F32 in 8 MiB of each graph.
     let w = Weight::random(&mut Numbers::new(5), Kind::F16, [1 << 10, 32, 1, 1]);
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     let act = tensor("act", DType::F16, [1 << 10, 1 << 11, 1, 1], 0);
     let dst = tensor("dst", DType::F32, [32, 1 << 11, 1, 1], 4 << 20);
     let work = HexBuffer::new(&device, 5 << 20, false).unwrap();
@@ -383,7 +384,7 @@ fn many_small_graphs_are_remembered_and_few_that_hold_much() {
             src: sources(&[w.tensor(0, Place::Device), act]),
         };
         let mut src = [None; MAX_SOURCES];
-        src[..2].copy_from_slice(&[Some(&home), Some(&work)]);
+        src[..2].copy_from_slice(&[Some(&buffer), Some(&work)]);
         stream
             .submit(graph, &mut [node(operation, Some(&work), src)])
             .unwrap();
@@ -395,7 +396,8 @@ fn many_small_graphs_are_remembered_and_few_that_hold_much() {
     assert!((101..=149).all(|graph| stream.replay(graph).is_some()));
 }
 
-/// Neither the buffers of each command nor room for larger graphs was counted, so that graphs held three times their limit.
+/// Neither the buffers of each command nor room for larger graphs was counted, so that graphs held
+/// three times their limit.
 #[test]
 fn bytes_that_remembered_graphs_hold_are_counted_and_limited() {
     const LIMIT_BYTES: isize = 64 << 20;
@@ -514,8 +516,8 @@ fn products_that_overlap_or_are_not_aligned_are_refused_before_the_device_sees_t
     layer.check(&x);
 }
 
-/// Weights in F32 are packed as F16 if they have three dimensions. Other operations read and write them as they lie: they are
-/// put back into ggml's layout for those.
+/// Weights in F32 are packed as F16 if they have three dimensions. Other operations read and write
+/// them as they lie: they are put back into ggml's layout for those.
 #[test]
 fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
     let device = device();
@@ -524,14 +526,14 @@ fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
     layer.write(&layer.x, &Numbers::new(4).floats(K * M));
     let floats = Weight::random(&mut Numbers::new(5), Kind::F32, [K, M, 2, 1]);
     let weight = floats.tensor(0, Place::Packed);
-    let read = |tensor: &Tensor, home: &HexBuffer| -> Vec<f32> {
+    let read = |tensor: &Tensor, buffer: &HexBuffer| -> Vec<f32> {
         let mut bytes = vec![0; tensor.shape.ne.iter().product::<usize>() * 4];
-        home.read(tensor, 0, &mut bytes).unwrap();
+        buffer.read(tensor, 0, &mut bytes).unwrap();
         let elements = bytes.as_chunks().0.iter();
         elements.map(|x| f32::from_le_bytes(*x)).collect()
     };
     // As activations.
-    let home = buffer_with(&device, &floats, Place::Packed);
+    let buffer = buffer_with(&device, &floats, Place::Packed);
     let product = Tensor {
         role: Role::Result,
         ..tensor(
@@ -546,7 +548,7 @@ fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
         product,
         &[layer.w.tensor(0, Place::Packed), weight],
     );
-    node.src[1] = Some(&home);
+    node.src[1] = Some(&buffer);
     stream.submit(0, &mut [node]).unwrap();
     let have = read(&product, &layer.memory);
     for (have, act) in have.chunks_exact(K).zip(floats.values.chunks_exact(K)) {
@@ -555,7 +557,7 @@ fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
     }
     // As activations of a product that is computed as the factors lie.
     let floats = Weight::random(&mut Numbers::new(6), Kind::Bf16, [K, M, 1, 1]);
-    let home = buffer_with(&device, &floats, Place::Packed);
+    let buffer = buffer_with(&device, &floats, Place::Packed);
     layer.compute(&stream, 0);
     let square = Tensor {
         role: Role::Result,
@@ -572,7 +574,7 @@ fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
         &[layer.cache, floats.tensor(0, Place::Packed)],
     );
     node.src[0] = Some(&layer.memory);
-    node.src[1] = Some(&home);
+    node.src[1] = Some(&buffer);
     stream.submit(0, &mut [node]).unwrap();
     let have = read(&square, &layer.memory);
     for (have, act) in have.chunks_exact(M).zip(floats.values.chunks_exact(K)) {
@@ -581,17 +583,17 @@ fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
     }
     // As a result: the first plane.
     let floats = Weight::random(&mut Numbers::new(5), Kind::F32, [K, M, 2, 1]);
-    let home = buffer_with(&device, &floats, Place::Packed);
+    let buffer = buffer_with(&device, &floats, Place::Packed);
     let plane = Tensor {
         shape: layer.x.shape,
         ..weight
     };
     let mut node = layer.node(Op::Neg, plane, &[layer.x]);
-    node.dst = Some(&home);
+    node.dst = Some(&buffer);
     stream.submit(0, &mut [node]).unwrap();
     let mut want: Vec<f32> = read(&layer.x, &layer.memory).iter().map(|x| -x).collect();
     want.extend(&floats.values[K * M..]);
-    assert!(read(&weight, &home) == want);
+    assert!(read(&weight, &buffer) == want);
 }
 
 /// Cached bytes in memory that the CPU reads in place: ggml copies from there by writing the bytes

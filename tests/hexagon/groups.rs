@@ -128,12 +128,12 @@ fn device_with_pack(path: &Path) -> Arc<HexDevice> {
 }
 
 /// Fails unless the device multiplies with `values`.
-fn multiplies(device: &Arc<HexDevice>, w: &Weight, home: &HexBuffer, values: &[f32], limit: f64) {
+fn multiplies(device: &Arc<HexDevice>, w: &Weight, buffer: &HexBuffer, values: &[f32], limit: f64) {
     let mut numbers = Numbers::new(9);
     let [k, ..] = w.ne;
     for m in [1, 2, 5, 40] {
         let act = numbers.floats(m * k);
-        let have = mul_mat(device, w, home, &act, [k, m, 1, 1]).unwrap();
+        let have = mul_mat(device, w, buffer, &act, [k, m, 1, 1]).unwrap();
         let want = reference::mul_mat(&act, values, k);
         // Relative to the power that uncorrelated rows would have: a single product may cancel to
         // almost nothing.
@@ -147,9 +147,10 @@ fn multiplies(device: &Arc<HexDevice>, w: &Weight, home: &HexBuffer, values: &[f
     }
 }
 
-fn bytes_of(w: &Weight, home: &HexBuffer) -> Vec<u8> {
+fn bytes_of(w: &Weight, buffer: &HexBuffer) -> Vec<u8> {
     let mut back = vec![0; w.bytes.len()];
-    home.read(&w.tensor(0, Place::Packed), 0, &mut back)
+    buffer
+        .read(&w.tensor(0, Place::Packed), 0, &mut back)
         .unwrap();
     back
 }
@@ -166,9 +167,9 @@ fn groups_are_multiplied_and_the_tensor_keeps_its_bytes() {
         let path = path(&format!("groups_{format:?}_{k}.npu"));
         both.write(&path, &both.plain.bytes);
         let device = device_with_pack(&path);
-        let home = buffer_with(&device, &both.plain, Place::Packed);
-        multiplies(&device, &both.plain, &home, &both.values, LIMIT);
-        assert_eq!(bytes_of(&both.plain, &home), both.plain.bytes);
+        let buffer = buffer_with(&device, &both.plain, Place::Packed);
+        multiplies(&device, &both.plain, &buffer, &both.values, LIMIT);
+        assert_eq!(bytes_of(&both.plain, &buffer), both.plain.bytes);
     }
 }
 
@@ -184,7 +185,7 @@ fn experts_get_their_rows(format: Format) {
     let path = path(&format!("groups_experts_{format:?}.npu"));
     both.write(&path, &both.plain.bytes);
     let device = device_with_pack(&path);
-    let home = buffer_with(&device, &both.plain, Place::Packed);
+    let buffer = buffer_with(&device, &both.plain, Place::Packed);
     let act = numbers.floats(k * tokens);
     let ids: Vec<i32> = (0..tokens * slots).map(|row| (row % 3) as i32).collect();
     let (act_ne, dst_ne) = ([k, 1, tokens, 1], [n, slots, tokens, 1]);
@@ -192,7 +193,7 @@ fn experts_get_their_rows(format: Format) {
     let stream = HexStream::new(Arc::clone(&device));
     let src0 = both.plain.tensor(0, Place::Packed);
     stream
-        .submit(0, &mut [work.node(Op::MulMatId, src0, &home)])
+        .submit(0, &mut [work.node(Op::MulMatId, src0, &buffer)])
         .unwrap();
     for (row, have) in work.result().chunks_exact(n).enumerate() {
         let act = &act[row / slots * k..][..k];
@@ -214,43 +215,50 @@ fn a_write_makes_blocks(format: Format) {
     let path = path(&format!("groups_written_{format:?}.npu"));
     both.write(&path, &both.plain.bytes);
     let device = device_with_pack(&path);
-    let home = buffer_with(&device, &both.plain, Place::Packed);
+    let buffer = buffer_with(&device, &both.plain, Place::Packed);
     let other = Weight::random(&mut numbers, Kind::Blocks(format), both.plain.ne);
     let tensor = both.plain.tensor(0, Place::Packed);
     // From the middle of a block to the middle of a row.
     let part = 41..1000;
-    home.write(
-        &tensor,
-        part.start,
-        part.len(),
-        Content::Bytes(&other.bytes[part.clone()]),
-    )
-    .unwrap();
+    buffer
+        .write(
+            &tensor,
+            part.start,
+            part.len(),
+            Content::Bytes(&other.bytes[part.clone()]),
+        )
+        .unwrap();
     let mut want = both.plain.bytes.clone();
     want[part.clone()].copy_from_slice(&other.bytes[part]);
-    assert_eq!(bytes_of(&both.plain, &home), want);
+    assert_eq!(bytes_of(&both.plain, &buffer), want);
     let fresh = Weight {
         bytes: want,
         ..Weight::random(&mut numbers, Kind::Blocks(format), both.plain.ne)
     };
     let plain_device = self::device();
-    let fresh_home = buffer_with(&plain_device, &fresh, Place::Packed);
+    let fresh_buffer = buffer_with(&plain_device, &fresh, Place::Packed);
     let act = numbers.floats(64 * 5);
-    let product = |device, home| mul_mat(device, &both.plain, home, &act, [64, 5, 1, 1]).unwrap();
-    assert_eq!(product(&device, &home), product(&plain_device, &fresh_home));
+    let product =
+        |device, buffer| mul_mat(device, &both.plain, buffer, &act, [64, 5, 1, 1]).unwrap();
+    assert_eq!(
+        product(&device, &buffer),
+        product(&plain_device, &fresh_buffer)
+    );
     // All of it: other weights, and then those that the pack knows.
-    home.write(&tensor, 0, other.bytes.len(), Content::Bytes(&other.bytes))
+    buffer
+        .write(&tensor, 0, other.bytes.len(), Content::Bytes(&other.bytes))
         .unwrap();
-    assert_eq!(bytes_of(&other, &home), other.bytes);
-    multiplies(&device, &other, &home, &other.values, 1e-4);
-    home.write(
-        &tensor,
-        0,
-        other.bytes.len(),
-        Content::Bytes(&both.plain.bytes),
-    )
-    .unwrap();
-    multiplies(&device, &both.plain, &home, &both.values, LIMIT);
+    assert_eq!(bytes_of(&other, &buffer), other.bytes);
+    multiplies(&device, &other, &buffer, &other.values, 1e-4);
+    buffer
+        .write(
+            &tensor,
+            0,
+            other.bytes.len(),
+            Content::Bytes(&both.plain.bytes),
+        )
+        .unwrap();
+    multiplies(&device, &both.plain, &buffer, &both.values, LIMIT);
 }
 
 #[test]
@@ -260,9 +268,9 @@ fn a_pack_of_groups_that_does_not_fit_leaves_the_weights_as_they_are() {
     let path = path("groups_stale.npu");
     let same = |what: &str| {
         let device = device_with_pack(&path);
-        let home = buffer_with(&device, &both.plain, Place::Packed);
-        assert_eq!(bytes_of(&both.plain, &home), both.plain.bytes, "{what}");
-        multiplies(&device, &both.plain, &home, &both.plain.values, 1e-4);
+        let buffer = buffer_with(&device, &both.plain, Place::Packed);
+        assert_eq!(bytes_of(&both.plain, &buffer), both.plain.bytes, "{what}");
+        multiplies(&device, &both.plain, &buffer, &both.plain.values, 1e-4);
     };
     let other = Weight::random(&mut numbers, Kind::Blocks(Format::Q4_0), both.plain.ne);
     both.write(&path, &other.bytes);

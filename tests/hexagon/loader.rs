@@ -36,7 +36,7 @@ impl Question {
             params: [0; PARAMS],
             dst: Tensor {
                 role: Role::Result,
-                ..plain(F, dst)
+                ..unpacked(F, dst)
             },
             src: src.to_vec(),
             weight,
@@ -64,7 +64,7 @@ impl Question {
 }
 
 /// A tensor that has no memory yet. Only the weight has a buffer, which is empty.
-fn plain(dtype: DType, ne: [usize; 4]) -> Tensor<'static> {
+fn unpacked(dtype: DType, ne: [usize; 4]) -> Tensor<'static> {
     Tensor {
         place: Place::Unknown,
         ..tensor("", dtype, ne, 0)
@@ -78,38 +78,38 @@ fn q8_0(ne: [usize; 4]) -> Tensor<'static> {
 fn blocks(format: Format, ne: [usize; 4]) -> Tensor<'static> {
     Tensor {
         format: Some(format),
-        ..plain(Kind::Blocks(format).dtype(), ne)
+        ..unpacked(Kind::Blocks(format).dtype(), ne)
     }
 }
 
 fn mul_mat(w: Tensor<'static>) -> Question {
     let [k, n, n2, n3] = w.shape.ne;
-    let act = plain(F, [k, 512, n2, n3]);
+    let act = unpacked(F, [k, 512, n2, n3]);
     Question::new(Op::MulMat, 0, &[w, act], [n, 512, n2, n3])
 }
 
 /// A sum, product or quotient of `a` and a weight.
 fn binary(op: Op, w: [usize; 4], a: [usize; 4]) -> Question {
-    Question::new(op, 1, &[plain(F, a), plain(F, w)], a)
+    Question::new(op, 1, &[unpacked(F, a), unpacked(F, w)], a)
 }
 
 fn rope(n_head: usize) -> Question {
     let ne = [128, n_head, 512, 1];
-    let positions = plain(I, [512, 1, 1, 1]);
-    let factors = plain(F, [64, 1, 1, 1]);
-    Question::new(Op::Rope, 2, &[plain(F, ne), positions, factors], ne)
+    let positions = unpacked(I, [512, 1, 1, 1]);
+    let factors = unpacked(F, [64, 1, 1, 1]);
+    Question::new(Op::Rope, 2, &[unpacked(F, ne), positions, factors], ne)
 }
 
 /// Decays of 128 heads with states of 16 columns.
 fn scan(columns: usize, rows: usize) -> Question {
     let src = [
-        plain(F, [16, rows, 128, 3]),
-        plain(F, [rows, 128, 512, 3]),
-        plain(F, [128, 512, 3, 1]),
-        plain(F, [columns, 128, 1, 1]),
-        plain(F, [16, 1, 512, 3]),
-        plain(F, [16, 1, 512, 3]),
-        plain(I, [3, 1, 1, 1]),
+        unpacked(F, [16, rows, 128, 3]),
+        unpacked(F, [rows, 128, 512, 3]),
+        unpacked(F, [128, 512, 3, 1]),
+        unpacked(F, [columns, 128, 1, 1]),
+        unpacked(F, [16, 1, 512, 3]),
+        unpacked(F, [16, 1, 512, 3]),
+        unpacked(I, [3, 1, 1, 1]),
     ];
     let elems = rows * 128 * 512 * 3 + 16 * rows * 128 * 3;
     let mut question = Question::new(Op::SsmScan, 3, &src, [elems, 1, 1, 1]);
@@ -121,43 +121,47 @@ fn scan(columns: usize, rows: usize) -> Question {
 fn a_weight_lands_where_its_operation_runs() {
     let device = device();
     let bias = [256, 1, 1, 1];
-    let ids = plain(I, [512, 1, 1, 1]);
-    let chosen = plain(I, [2, 512, 1, 1]);
-    let slots = plain(F, [256, 2, 512, 1]);
+    let ids = unpacked(I, [512, 1, 1, 1]);
+    let chosen = unpacked(I, [2, 512, 1, 1]);
+    let slots = unpacked(F, [256, 2, 512, 1]);
     let experts = q8_0([256, 384, 8, 1]);
     let by_expert = [384, 2, 512, 1];
     let mut window = Question::new(
         Op::Im2col,
         0,
         &[
-            plain(DType::F16, [3, 256, 384, 1]),
-            plain(F, [256, 256, 1, 1]),
+            unpacked(DType::F16, [3, 256, 384, 1]),
+            unpacked(F, [256, 256, 1, 1]),
         ],
         [768, 254, 1, 1],
     );
     (window.params[0], window.params[4]) = (1, 1);
-    window.dst = plain(DType::F16, window.dst.shape.ne);
-    let mut scale = Question::new(Op::Scale, 0, &[plain(F, bias)], bias);
+    window.dst = unpacked(DType::F16, window.dst.shape.ne);
+    let mut scale = Question::new(Op::Scale, 0, &[unpacked(F, bias)], bias);
     scale.params[0] = 1.0_f32.to_bits().cast_signed();
     // Sizes that the loader makes up: 123 of all, whatever the weight has.
-    let all = plain(F, [123, 123, 123, 1]);
-    let first = plain(F, [64, 32, 1, 1]);
-    let states = plain(F, [123, 123, 123, 123]);
+    let all = unpacked(F, [123, 123, 123, 1]);
+    let first = unpacked(F, [64, 32, 1, 1]);
+    let states = unpacked(F, [123, 123, 123, 123]);
     let wkv6 = Question::new(
         Op::RwkvWkv6,
         3,
         &[all, all, all, first, all, states],
         [123 * 123, 123 + 123 * 123, 1, 1],
     );
-    let conv = [plain(F, [515, 256, 3, 1]), plain(F, [4, 256, 1, 1])];
+    let conv = [unpacked(F, [515, 256, 3, 1]), unpacked(F, [4, 256, 1, 1])];
     for (what, question, lands) in [
         ("weights", mul_mat(q8_0([256, 384, 1, 1])), Lands::Packed),
         (
             "F16 weights",
-            mul_mat(plain(DType::F16, [256, 384, 1, 1])),
+            mul_mat(unpacked(DType::F16, [256, 384, 1, 1])),
             Lands::Packed,
         ),
-        ("a router", mul_mat(plain(F, [256, 8, 1, 1])), Lands::Shared),
+        (
+            "a router",
+            mul_mat(unpacked(F, [256, 8, 1, 1])),
+            Lands::Shared,
+        ),
         (
             "experts",
             Question::new(Op::MulMatId, 0, &[experts, slots, chosen], by_expert),
@@ -189,7 +193,7 @@ fn a_weight_lands_where_its_operation_runs() {
             Question::new(
                 Op::AddId,
                 1,
-                &[slots, plain(F, [256, 8, 1, 1]), chosen],
+                &[slots, unpacked(F, [256, 8, 1, 1]), chosen],
                 [256, 2, 512, 1],
             ),
             Lands::Shared,
@@ -228,11 +232,11 @@ fn a_node_without_elements_is_claimed_whatever_it_is() {
     let device = device();
     let empty = [256, 0, 1, 1];
     for op in [Op::Cpy, Op::GetRows, Op::Add, Op::MulMat] {
-        let src = [plain(F, empty), plain(F, empty)];
+        let src = [unpacked(F, empty), unpacked(F, empty)];
         assert_ne!(Question::new(op, 0, &src, empty).ask(&device), Lands::Cpu);
     }
     // The result has elements, but none of them changes.
-    let src = [plain(F, empty), plain(DType::I64, [0, 1, 1, 1])];
+    let src = [unpacked(F, empty), unpacked(DType::I64, [0, 1, 1, 1])];
     let set = Question::new(Op::SetRows, 0, &src, [256, 8, 1, 1]);
     assert_ne!(set.ask(&device), Lands::Cpu);
 }

@@ -1,5 +1,5 @@
-//! Operands that are not as kernels want them: activations in F16, weights of a cache, which are packed
-//! when they are used, and both as views with their heads and tokens exchanged.
+//! Operands that are not as kernels want them: activations in F16, weights of a cache, which are
+//! packed when they are used, and both as views with their heads and tokens exchanged.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ enum Rows {
     Exchanged,
 }
 
-/// Numbers in F16 in a buffer of their own.
+/// Numbers in F16 in a separate buffer.
 struct Halves {
     buffer: HexBuffer,
     /// As the program wrote them.
@@ -144,7 +144,7 @@ fn views_in_f16_are_multiplied_wherever_they_lie() {
         let stream = HexStream::new(Arc::clone(&device));
         let mut numbers = Numbers::new(5);
         for rows in [[Dense, Dense], [Exchanged, Dense], [Dense, Exchanged]] {
-            // Two in one graph, of different size, the larger one last: each has memory of its own.
+            // Two in one graph, of different size, the larger one last: each has separate memory.
             let products = [1, 3].map(|m| Product::new(&device, m, rows, place));
             for _ in 0..2 {
                 let values = (products.each_ref()).map(|product| {
@@ -185,14 +185,14 @@ fn activations_in_f16_are_read_again_when_their_graph_is_computed_again() {
     }
 }
 
-/// RWKV multiplies with `ggml_reshape_4d(w, k, n, 1, 5)` of a weight of [k, n, 5]: the host packed it again for
-/// each graph.
+/// RWKV multiplies with `ggml_reshape_4d(w, k, n, 1, 5)` of a weight of [k, n, 5]: the host packed
+/// it again for each graph.
 #[test]
 fn a_reshaped_weight_is_used_as_it_was_packed() {
     let device = device();
     let mut numbers = Numbers::new(7);
     let w = Weight::random(&mut numbers, KINDS[1], [K, N, 6, 1]);
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     let stream = HexStream::new(Arc::clone(&device));
     for (graph, slices) in [(1, [1, 6]), (2, [3, 2]), (3, [6, 1])] {
         let ne = [K, 3, slices[0], slices[1]];
@@ -202,7 +202,7 @@ fn a_reshaped_weight_is_used_as_it_was_packed() {
         view.shape = tensor("w (reshaped)", DType::F32, [K, N, slices[0], slices[1]], 0).shape;
         let row = w.bytes.len() / (N * 6);
         view.shape.nb = [18, row, row * N, row * N * slices[0]];
-        let mut nodes = [work.node(Op::MulMat, view, &home)];
+        let mut nodes = [work.node(Op::MulMat, view, &buffer)];
         stream.submit(graph, &mut nodes).unwrap();
         let have = work.result();
         for (slice, have) in have.chunks_exact(3 * N).enumerate() {
@@ -217,8 +217,9 @@ fn a_reshaped_weight_is_used_as_it_was_packed() {
     }
 }
 
-/// Without flash attention a graph writes keys into a cache, then multiplies with it: the host packed the
-/// cache for the product before the write, and the product had the keys of the graph before.
+/// Without flash attention a graph writes keys into a cache, then multiplies with it: the host
+/// packed the cache for the product before the write, and the product had the keys of the graph
+/// before.
 #[test]
 fn a_cache_that_is_packed_at_use_has_what_its_graph_wrote() {
     const ROWS: [usize; 3] = [30, 0, 7];
@@ -291,7 +292,8 @@ fn a_cache_that_is_packed_at_use_has_what_its_graph_wrote() {
                 let error = nmse(&have, &reference::mul_mat(&queries, &cached, K));
                 assert!(error <= limit, "{repack:?} {kind:?} {round}: {error:.2e}");
             }
-            // A row that is not there is the first node's failure, although the second needed its result.
+            // A row that is not there is the first node's failure, although the second needed its
+            // result.
             write(&indices, bytemuck::cast_slice(&[99_i64, 0, 7]));
             let whole = Some(&buffer);
             let node = |operation| node(operation, whole, [whole; MAX_SOURCES]);

@@ -16,8 +16,9 @@ use super::common::*;
 /// 32, an error of (1/127)^2/12 over their variance of 1/3; else the matrix unit takes and gives
 /// FP16, and weights are rounded to it.
 ///
-/// Random super-blocks, and blocks of Q4_1, have weights with a common part, which a product multiplies
-/// by the sum of all activations. One row's sum may be small, and the sum of its errors large.
+/// Random super-blocks, and blocks of Q4_1, have weights with a common part, which a product
+/// multiplies by the sum of all activations. One row's sum may be small, and the sum of its errors
+/// large.
 fn limit(kind: Kind, m: usize) -> f64 {
     if m <= 2 && matches!(kind, Kind::Blocks(_)) {
         let is_plain = kind.block_elems() == 32 && kind != Kind::Blocks(Format::Q4_1);
@@ -35,10 +36,10 @@ fn every_type_is_multiplied_whether_packed_before_or_at_use() {
         let k = 192_usize.next_multiple_of(kind.block_elems());
         let w = Weight::random(&mut numbers, kind, [k, 70, 1, 1]);
         for place in [Place::Packed, Place::Device] {
-            let home = buffer_with(&device, &w, place);
+            let buffer = buffer_with(&device, &w, place);
             for m in [1, 2, 3, 8, 33, 100] {
                 let act = numbers.floats(m * k);
-                let have = mul_mat(&device, &w, &home, &act, [k, m, 1, 1]).unwrap();
+                let have = mul_mat(&device, &w, &buffer, &act, [k, m, 1, 1]).unwrap();
                 let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, k));
                 assert!(
                     error <= limit(kind, m),
@@ -49,9 +50,9 @@ fn every_type_is_multiplied_whether_packed_before_or_at_use() {
     }
 }
 
-/// The errors of 50 products together, for which no single sum of activations matters: they are those of
-/// 8 bits for every type. A step is at most 1/127, a random block's largest element on average 32/33 of
-/// 1: (1/127)² / 12 over 1/3, 1.5e-5.
+/// The errors of 50 products together, for which no single sum of activations matters: they are
+/// those of 8 bits for every type. A step is at most 1/127, a random block's largest element on
+/// average 32/33 of 1: (1/127)² / 12 over 1/3, 1.5e-5.
 #[test]
 fn activations_of_one_row_have_eight_bits_for_every_type() {
     let device = device();
@@ -64,9 +65,9 @@ fn activations_of_one_row_have_eight_bits_for_every_type() {
         for seed in 0..50 {
             let mut numbers = Numbers::new(seed);
             let w = Weight::random(&mut numbers, kind, [k, 70, 1, 1]);
-            let home = buffer_with(&device, &w, Place::Packed);
+            let buffer = buffer_with(&device, &w, Place::Packed);
             let act = numbers.floats(k);
-            have.extend(mul_mat(&device, &w, &home, &act, [k, 1, 1, 1]).unwrap());
+            have.extend(mul_mat(&device, &w, &buffer, &act, [k, 1, 1, 1]).unwrap());
             want.extend(reference::mul_mat(&act, &w.values, k));
         }
         let error = reference::nmse(&have, &want);
@@ -98,13 +99,13 @@ fn weights_beyond_f16_are_multiplied_in_f32() {
             let content = Content::Bytes(&w.bytes[part.clone()]);
             in_range.write(&place, part.start, row, content).unwrap();
         }
-        for home in [&whole, &in_range] {
+        for buffer in [&whole, &in_range] {
             let mut read = vec![0; w.bytes.len()];
-            home.read(&place, 0, &mut read).unwrap();
+            buffer.read(&place, 0, &mut read).unwrap();
             assert!(read == w.bytes, "{kind:?}: other bytes than were written");
             for m in [1, 5] {
                 let act = numbers.floats(m * k * slices);
-                let have = mul_mat(&device, &w, home, &act, [k, m, slices, 1]).unwrap();
+                let have = mul_mat(&device, &w, buffer, &act, [k, m, slices, 1]).unwrap();
                 let act = &act[..m * k];
                 let want = reference::mul_mat(act, w.matrix(0), k);
                 let error = reference::nmse(&have[..m * n], &want);
@@ -122,7 +123,7 @@ fn a_part_of_a_packed_weight_of_floats_is_multiplied_as_it_lies() {
     let (k, n) = (64, 40);
     for (kind, slices) in [(Kind::Bf16, 1), (Kind::F32, 2)] {
         let w = Weight::random(&mut numbers, kind, [2 * k, n, slices, 1]);
-        let home = buffer_with(&device, &w, Place::Packed);
+        let buffer = buffer_with(&device, &w, Place::Packed);
         // The first half of each row.
         let mut part = w.tensor(0, Place::Packed);
         part.shape.ne[0] = k;
@@ -136,7 +137,7 @@ fn a_part_of_a_packed_weight_of_floats_is_multiplied_as_it_lies() {
             let work = work.unwrap();
             let stream = HexStream::new(Arc::clone(&device));
             stream
-                .submit(0, &mut [work.node(Op::MulMat, part, &home)])
+                .submit(0, &mut [work.node(Op::MulMat, part, &buffer)])
                 .unwrap();
             let want = reference::mul_mat(&act[..m * k], &values, k);
             let error = reference::nmse(&work.result()[..m * n], &want);
@@ -152,8 +153,8 @@ fn who_calls_the_dsp_makes_no_difference() {
     let act = numbers.floats(9 * 96);
     let results = [Serving::Thread, Serving::Caller].map(|serving| {
         let device = device_with(strict(75), Options { serving, ..OPTIONS }).unwrap();
-        let home = buffer_with(&device, &w, Place::Packed);
-        [1, 9].map(|m| mul_mat(&device, &w, &home, &act[..96 * m], [96, m, 1, 1]).unwrap())
+        let buffer = buffer_with(&device, &w, Place::Packed);
+        [1, 9].map(|m| mul_mat(&device, &w, &buffer, &act[..96 * m], [96, m, 1, 1]).unwrap())
     });
     assert_eq!(results[0], results[1]);
 }
@@ -164,12 +165,12 @@ fn planes_share_slices_as_ggml_broadcasts() {
     let mut numbers = Numbers::new(2);
     for kind in [Kind::F16, KINDS[1]] {
         let w = Weight::random(&mut numbers, kind, [64, 40, 2, 3]);
-        let home = buffer_with(&device, &w, Place::Packed);
+        let buffer = buffer_with(&device, &w, Place::Packed);
         for m in [1, 5] {
             // Each dimension has a different factor, so that they cannot be exchanged.
             let ne = [64, m, 4, 9];
             let act = numbers.floats(ne.iter().product());
-            let have = mul_mat(&device, &w, &home, &act, ne).unwrap();
+            let have = mul_mat(&device, &w, &buffer, &act, ne).unwrap();
             for (plane, (have, act)) in have
                 .chunks_exact(m * 40)
                 .zip(act.chunks_exact(m * 64))
@@ -194,7 +195,7 @@ fn each_row_goes_to_its_expert() {
     let (k, n, experts, slots) = (64, 33, 5, 4);
     for kind in [Kind::F16, KINDS[1], KINDS[3], Kind::Bf16, Kind::F32] {
         let w = Weight::random(&mut numbers, kind, [k, n, experts, 1]);
-        let home = buffer_with(&device, &w, Place::Packed);
+        let buffer = buffer_with(&device, &w, Place::Packed);
         for (tokens, act_slots) in [(1, 1), (1, 4), (7, 1), (40, 2)] {
             let act = numbers.floats(k * act_slots * tokens);
             let ids = numbers.choices(tokens, slots, experts);
@@ -210,7 +211,7 @@ fn each_row_goes_to_its_expert() {
             stream
                 .submit(
                     0,
-                    &mut [work.node(Op::MulMatId, w.tensor(0, Place::Packed), &home)],
+                    &mut [work.node(Op::MulMatId, w.tensor(0, Place::Packed), &buffer)],
                 )
                 .unwrap();
             for (row, have) in work.result().chunks_exact(n).enumerate() {
@@ -232,7 +233,7 @@ fn an_expert_that_does_not_exist_is_an_error() {
     let mut numbers = Numbers::new(4);
     let w = Weight::random(&mut numbers, KINDS[1], [32, 32, 2, 1]);
     let device = device();
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     for wrong in [2, -1] {
         let work = Work::new(
             &device,
@@ -250,7 +251,7 @@ fn an_expert_that_does_not_exist_is_an_error() {
         });
         let weights = w.tensor(0, Place::Packed);
         let mut nodes =
-            [&right[0], &work, &right[1]].map(|work| work.node(Op::MulMatId, weights, &home));
+            [&right[0], &work, &right[1]].map(|work| work.node(Op::MulMatId, weights, &buffer));
         let failed = stream.submit(0, &mut nodes).unwrap_err();
         assert_eq!(failed.node, Some(1));
         let text = failed.error.to_string();
@@ -262,7 +263,7 @@ fn an_expert_that_does_not_exist_is_an_error() {
     let stream = HexStream::new(Arc::clone(&device));
     let weights = w.tensor(0, Place::Packed);
     stream
-        .submit(0, &mut [work.node(Op::MulMatId, weights, &home)])
+        .submit(0, &mut [work.node(Op::MulMatId, weights, &buffer)])
         .unwrap();
     for (expert, have) in work.result().chunks_exact(32).enumerate() {
         let want = reference::mul_mat(&act, w.matrix(expert), 32);
@@ -270,13 +271,14 @@ fn an_expert_that_does_not_exist_is_an_error() {
     }
 }
 
-/// A view whose experts are one and the same: packed they would be larger than all memory, which the host asked for.
+/// A view whose experts are one and the same: packed they would be larger than all memory, which
+/// the host asked for.
 #[test]
 fn experts_of_a_view_that_are_too_large_when_packed_are_refused() {
     let mut numbers = Numbers::new(22);
     let w = Weight::random(&mut numbers, Kind::F16, [64, 32, 1, 1]);
     let device = device();
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(64);
     let work = Work::new(&device, &act, [64, 1, 1, 1], [32, 2, 1, 1], &[0, 1]).unwrap();
     let stream = HexStream::new(Arc::clone(&device));
@@ -284,7 +286,7 @@ fn experts_of_a_view_that_are_too_large_when_packed_are_refused() {
         let mut view = w.tensor(0, Place::Packed);
         view.shape.ne[2] = experts;
         view.shape.nb[2] = 0;
-        work.node(Op::MulMatId, view, &home)
+        work.node(Op::MulMatId, view, &buffer)
     };
     let mut many = [view(1 << 30)];
     assert_eq!(device.refusal(&many[0].operation), Some(hexagon::TOO_LARGE));
@@ -311,7 +313,7 @@ fn experts_beyond_f16_are_refused_by_name() {
         let (at, elem_bytes) = (w.bytes.len() - 4, w.bytes.len() / w.values.len());
         w.bytes[at..].copy_from_slice(&(-131_072.0_f32).to_le_bytes());
         w.bytes[at..][..4 - elem_bytes].fill(0);
-        let home = buffer_with(&device, &w, Place::Packed);
+        let buffer = buffer_with(&device, &w, Place::Packed);
         let stream = HexStream::new(Arc::clone(&device));
         // ggml's RPC server does not know which tensors are weights.
         for (m, role) in [(1, Role::Weights), (4, Role::Weights), (4, Role::State)] {
@@ -322,7 +324,7 @@ fn experts_beyond_f16_are_refused_by_name() {
                 role,
                 ..w.tensor(0, Place::Packed)
             };
-            let node = work.node(Op::MulMatId, experts, &home);
+            let node = work.node(Op::MulMatId, experts, &buffer);
             let failed = stream.submit(0, &mut [node]).unwrap_err();
             let text = failed.error.to_string();
             let want =
@@ -341,13 +343,13 @@ fn a_row_that_is_not_finite_gives_no_numbers_and_leaves_the_others_alone() {
     let mut numbers = Numbers::new(8);
     for kind in [KINDS[0], KINDS[1], KINDS[3]] {
         let w = Weight::random(&mut numbers, kind, [96, 64, 1, 1]);
-        let home = buffer_with(&device, &w, Place::Packed);
+        let buffer = buffer_with(&device, &w, Place::Packed);
         for m in [1, 2, 3, 32, 33] {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut act = numbers.floats(96 * m);
                 let row = m / 2;
                 act[row * 96 + 5] = bad;
-                let have = mul_mat(&device, &w, &home, &act, [96, m, 1, 1]).unwrap();
+                let have = mul_mat(&device, &w, &buffer, &act, [96, m, 1, 1]).unwrap();
                 for (m, (have, act)) in have.chunks(64).zip(act.chunks(96)).enumerate() {
                     if m == row {
                         // Dot products may keep infinity.
@@ -365,7 +367,7 @@ fn a_row_that_is_not_finite_gives_no_numbers_and_leaves_the_others_alone() {
     }
     // Chosen experts too, whose rows are listed.
     let w = Weight::random(&mut numbers, KINDS[1], [96, 64, 2, 1]);
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     for tokens in [1, 2, 3, 32] {
         let mut act = numbers.floats(96 * tokens);
         act[7] = f32::NAN;
@@ -375,7 +377,7 @@ fn a_row_that_is_not_finite_gives_no_numbers_and_leaves_the_others_alone() {
         let stream = HexStream::new(Arc::clone(&device));
         let weights = w.tensor(0, Place::Packed);
         stream
-            .submit(0, &mut [work.node(Op::MulMatId, weights, &home)])
+            .submit(0, &mut [work.node(Op::MulMatId, weights, &buffer)])
             .unwrap();
         for (row, have) in work.result().chunks_exact(64).enumerate() {
             if row < 2 {
@@ -399,17 +401,17 @@ fn a_graph_is_one_submission_in_order() {
     let device = device();
     let mut numbers = Numbers::new(5);
     let w = Weight::random(&mut numbers, KINDS[1], [96, 96, 1, 1]);
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(3 * 96);
     let first = Work::new(&device, &act, [96, 3, 1, 1], [96, 3, 1, 1], &[]).unwrap();
     let stream = HexStream::new(Arc::clone(&device));
     // The second node reads the first one's result, in the same buffer, and writes over the
     // activations.
     let weights = w.tensor(0, Place::Packed);
-    let mut second = first.node(Op::MulMat, weights, &home);
+    let mut second = first.node(Op::MulMat, weights, &buffer);
     second.operation.dst = first.act;
     second.operation.src[1] = Some(first.dst);
-    let mut nodes = [first.node(Op::MulMat, weights, &home), second];
+    let mut nodes = [first.node(Op::MulMat, weights, &buffer), second];
     stream.submit(0, &mut nodes).unwrap();
     let floats = |values: &[f64]| values.iter().map(|x| *x as f32).collect::<Vec<_>>();
     let want = reference::mul_mat(&act, &w.values, 96);
@@ -433,10 +435,10 @@ fn every_architecture_computes() {
             device.description()
         );
         let w = Weight::random(&mut numbers, KINDS[3], [256, 64, 1, 1]);
-        let home = buffer_with(&device, &w, Place::Packed);
+        let buffer = buffer_with(&device, &w, Place::Packed);
         for m in [1, 4] {
             let act = numbers.floats(m * 256);
-            let have = mul_mat(&device, &w, &home, &act, [256, m, 1, 1]).unwrap();
+            let have = mul_mat(&device, &w, &buffer, &act, [256, m, 1, 1]).unwrap();
             let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 256));
             assert!(error <= limit(w.kind, m), "V{arch} M={m}: {error:.2e}");
         }
@@ -455,7 +457,7 @@ fn what_else_uses_a_packed_tensor_finds_it_unpacked() {
     let mut numbers = Numbers::new(12);
     for kind in [Kind::F16, KINDS[1], KINDS[3]] {
         let w = Weight::random(&mut numbers, kind, [64, 40, 1, 1]);
-        let home = buffer_with(&device, &w, Place::Packed);
+        let buffer = buffer_with(&device, &w, Place::Packed);
         let act = numbers.floats(5 * 64);
         let work = Work::new(&device, &act, [64, 5, 1, 1], [40, 5, 1, 1], &[]).unwrap();
         let copy = tensor("copy", DType::F32, [64, 40, 1, 1], 0);
@@ -471,9 +473,9 @@ fn what_else_uses_a_packed_tensor_finds_it_unpacked() {
                 src: sources(&[src0]),
             };
             let mut src = [None; MAX_SOURCES];
-            src[0] = Some(&home);
+            src[0] = Some(&buffer);
             let copying = node(copying, Some(&copies), src);
-            let mut nodes = [work.node(Op::MulMat, src0, &home), copying];
+            let mut nodes = [work.node(Op::MulMat, src0, &buffer), copying];
             stream.submit(7, &mut nodes).unwrap();
             assert!(
                 stream.replay(7).is_none(),
@@ -488,7 +490,7 @@ fn what_else_uses_a_packed_tensor_finds_it_unpacked() {
             assert_eq!(copied, w.values, "{kind:?}");
         }
         let mut bytes = vec![0; w.bytes.len()];
-        home.read(&src0, 0, &mut bytes).unwrap();
+        buffer.read(&src0, 0, &mut bytes).unwrap();
         assert_eq!(bytes, w.bytes, "{kind:?}");
     }
 }

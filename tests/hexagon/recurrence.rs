@@ -17,7 +17,7 @@ fn on_device(name: &'static str, ne: [usize; 4]) -> Tensor<'static> {
     }
 }
 
-/// Computes a node whose operands each have a buffer of their own, and compares.
+/// Computes a node whose operands each have a separate buffer, and compares.
 fn check<const N: usize>(
     (op, params): (Op, [i32; PARAMS]),
     operands: [(Tensor<'static>, &[u8]); N],
@@ -40,12 +40,12 @@ fn check<const N: usize>(
     assert!(device.supports(&operation));
     let mut have = vec![0.0f32; want.len()];
     let results = HexBuffer::new(&device, 4 * want.len(), true).unwrap();
-    let mut homes = [None; MAX_SOURCES];
-    for (home, buffer) in homes.iter_mut().zip(&buffers) {
-        *home = Some(buffer);
+    let mut sources = [None; MAX_SOURCES];
+    for (source, buffer) in sources.iter_mut().zip(&buffers) {
+        *source = Some(buffer);
     }
     let stream = HexStream::new(Arc::clone(&device));
-    let mut nodes = [node(operation, Some(&results), homes)];
+    let mut nodes = [node(operation, Some(&results), sources)];
     stream.submit(0, &mut nodes).unwrap();
     let bytes = bytemuck::cast_slice_mut(&mut have);
     results.read(&dst, 0, bytes).unwrap();
@@ -95,7 +95,8 @@ fn a_node_with_six_sources_is_computed_where_each_has_its_own_buffer() {
 
 #[test]
 fn a_node_with_seven_sources_is_computed_where_each_has_its_own_buffer() {
-    // Elements of a row of states, rows, heads, tokens; one sequence, with the second of two states.
+    // Elements of a row of states, rows, heads, tokens; one sequence, with the second of two
+    // states.
     let [n, dim, heads, tokens] = [16, 4, 2, 3];
     let mut numbers = Numbers::new(81);
     let states = numbers.floats(2 * n * dim * heads);

@@ -22,7 +22,7 @@ fn rows_of_a_table_have_the_values_of_ggml() {
     let ids_bytes: &[u8] = bytemuck::cast_slice(&ids);
     for (seed, kind) in (1..).zip(KINDS) {
         let table = Weight::random(&mut Numbers::new(seed), kind, [N, ROWS, 1, 1]);
-        let home = buffer_with(&device, &table, Place::Device);
+        let buffer = buffer_with(&device, &table, Place::Device);
         let dst_bytes = ids.len() * N * 4;
         let memory = HexBuffer::new(&device, dst_bytes + ids_bytes.len(), true).unwrap();
         let dst = Tensor {
@@ -38,7 +38,7 @@ fn rows_of_a_table_have_the_values_of_ggml() {
             src: sources(&[table.tensor(0, Place::Device), numbers]),
         };
         let mut src = [None; MAX_SOURCES];
-        src[..2].copy_from_slice(&[Some(&home), Some(&memory)]);
+        src[..2].copy_from_slice(&[Some(&buffer), Some(&memory)]);
         stream
             .submit(0, &mut [node(operation, Some(&memory), src)])
             .unwrap();
@@ -52,13 +52,14 @@ fn rows_of_a_table_have_the_values_of_ggml() {
     }
 }
 
-/// Nothing is left to map when the last of the commands fails, so that its number is the largest one.
+/// Nothing is left to map when the last of the commands fails, so that its number is the largest
+/// one.
 #[test]
 fn a_row_that_is_not_there_fails_its_node_and_leaves_the_device() {
     let device = device();
     let stream = HexStream::new(Arc::clone(&device));
     let table = Weight::random(&mut Numbers::new(40), KINDS[0], [N, ROWS, 1, 1]);
-    let home = buffer_with(&device, &table, Place::Device);
+    let buffer = buffer_with(&device, &table, Place::Device);
     let memory = HexBuffer::new(&device, 4 * N * 4, false).unwrap();
     let dst = tensor("row", DType::F32, [N, 1, 1, 1], 0);
     let number_at = |index: usize| tensor("number", DType::I32, [1, 1, 1, 1], N * 4 + 128 * index);
@@ -68,7 +69,7 @@ fn a_row_that_is_not_there_fails_its_node_and_leaves_the_device() {
             memory.write(&number_at(index), 0, 4, row).unwrap();
         }
         let mut src = [None; MAX_SOURCES];
-        src[..2].copy_from_slice(&[Some(&home), Some(&memory)]);
+        src[..2].copy_from_slice(&[Some(&buffer), Some(&memory)]);
         let mut nodes = [0, 1, 2].map(|index| {
             let operation = Operation {
                 op: Op::GetRows,

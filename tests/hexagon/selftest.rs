@@ -1,4 +1,5 @@
-//! The self-test: right on every architecture, and a wrong result in any family of operations refuses the device.
+//! The self-test: right on every architecture, and a wrong result in any family of operations
+//! refuses the device.
 
 use ggml_rust_npu::error::Error;
 use ggml_rust_npu::hexagon::HexDevice;

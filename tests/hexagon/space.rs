@@ -25,7 +25,7 @@ fn small_device(sim: hexagon_ops::sim::Options, options: Options<'_>) -> Arc<Hex
     Arc::new(HexDevice::untested("HEX0", &rpc, caps, options).unwrap())
 }
 
-/// Weights of 72 KiB each, with the padding of pages and a guard page, in buffers of their own.
+/// Weights of 72 KiB each, with the padding of pages and a guard page, in separate buffers.
 fn layers(
     device: &Arc<HexDevice>,
     numbers: &mut Numbers,
@@ -33,8 +33,8 @@ fn layers(
 ) -> Vec<(Weight, HexBuffer)> {
     let layer = |_| {
         let w = Weight::random(numbers, KINDS[3], [256, 240, 1, 1]);
-        let home = buffer_with(device, &w, Place::Packed);
-        (w, home)
+        let buffer = buffer_with(device, &w, Place::Packed);
+        (w, buffer)
     };
     (0..count).map(layer).collect()
 }
@@ -47,8 +47,8 @@ fn assert_right(have: &[f32], w: &Weight, act: &[f32]) {
 
 /// Multiplies with each weight, twice.
 fn take_turns(device: &Arc<HexDevice>, layers: &[(Weight, HexBuffer)], act: &[f32]) {
-    for (w, home) in layers.iter().chain(layers) {
-        let have = mul_mat(device, w, home, act, [256, 1, 1, 1]).unwrap();
+    for (w, buffer) in layers.iter().chain(layers) {
+        let have = mul_mat(device, w, buffer, act, [256, 1, 1, 1]).unwrap();
         assert_right(&have, w, act);
     }
 }
@@ -56,7 +56,7 @@ fn take_turns(device: &Arc<HexDevice>, layers: &[(Weight, HexBuffer)], act: &[f3
 /// Returns the products of all weights as nodes of a graph.
 fn products<'a>(layers: &'a [(Weight, HexBuffer)], work: &'a [Work]) -> Vec<Node<'a>> {
     let nodes = (layers.iter().zip(work))
-        .map(|((w, home), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
+        .map(|((w, buffer), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), buffer));
     nodes.collect()
 }
 
@@ -96,8 +96,8 @@ fn weights_beyond_the_address_space_take_turns() {
     }
 }
 
-/// The host splits what is too much by its own reckoning, and halves what the DSP refuses in addition. A
-/// node of a later part that fails is named.
+/// The host splits what is too much by its own reckoning, and halves what the DSP refuses in
+/// addition. A node of a later part that fails is named.
 #[test]
 fn parts_of_a_graph_that_the_dsp_refuses_are_halved() {
     let options = Options {
@@ -131,11 +131,11 @@ fn parts_of_a_graph_that_the_dsp_refuses_are_halved() {
             },
         ]),
     };
-    let mut homes = [None; MAX_SOURCES];
-    homes[..2].fill(Some(&last.buffer));
+    let mut sources = [None; MAX_SOURCES];
+    sources[..2].fill(Some(&last.buffer));
     // Parts have two commands each: this is the second of one.
     let mut nodes = products(&layers[1..], &work[1..]);
-    nodes.push(node(operation, Some(&last.buffer), homes));
+    nodes.push(node(operation, Some(&last.buffer), sources));
     let failed = stream.submit(0, &mut nodes).unwrap_err();
     assert_eq!(failed.node, Some(5), "{failed:?}");
     assert!(!device.npu().is_lost());
@@ -152,7 +152,8 @@ fn an_address_space_that_is_fuller_than_thought_is_made_room_in() {
     take_turns(&device, &layers, &numbers.floats(256));
 }
 
-/// `fastrpc_mmap` failed when the kernel's window was full of buffers that nothing was using, and the model did not load.
+/// `fastrpc_mmap` failed when the kernel's window was full of buffers that nothing was using, and
+/// the model did not load.
 #[test]
 fn a_full_window_of_the_system_is_made_room_in() {
     let mut sim = strict(75);
@@ -168,8 +169,8 @@ fn a_full_window_of_the_system_is_made_room_in() {
     // One graph over all of them, which does not fit at once.
     let work = Work::new(&device, &act, [256, 1, 1, 1], [240, 1, 1, 1], &[]).unwrap();
     let stream = HexStream::new(Arc::clone(&device));
-    let nodes =
-        (layers.iter()).map(|(w, home)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
+    let nodes = (layers.iter())
+        .map(|(w, buffer)| work.node(Op::MulMat, w.tensor(0, Place::Packed), buffer));
     stream.submit(3, &mut nodes.collect::<Vec<_>>()).unwrap();
     assert_right(&work.result(), &layers[5].0, &act);
     stream.replay(3).unwrap().unwrap();
@@ -179,7 +180,8 @@ fn a_full_window_of_the_system_is_made_room_in() {
     assert_eq!(machine.live().mappings, 1);
 }
 
-/// The system dropped a mapping with the call in which the DSP had unmapped it, and the next one was refused.
+/// The system dropped a mapping with the call in which the DSP had unmapped it, and the next one
+/// was refused.
 ///
 /// - `turns`: products with each of the weights
 fn take_turns_where_mappings_vanish(serving: Serving, weights: usize, turns: usize) {
@@ -197,8 +199,8 @@ fn take_turns_where_mappings_vanish(serving: Serving, weights: usize, turns: usi
     let layers = layers(&device, &mut numbers, weights);
     let act = numbers.floats(256);
     for _ in 0..turns {
-        for (w, home) in &layers {
-            let have = mul_mat(&device, w, home, &act, [256, 1, 1, 1]).unwrap();
+        for (w, buffer) in &layers {
+            let have = mul_mat(&device, w, buffer, &act, [256, 1, 1, 1]).unwrap();
             assert_right(&have, w, &act);
         }
         // The call ends, and takes mappings with it.
@@ -214,7 +216,8 @@ fn what_went_with_a_call_is_announced_again() {
     take_turns_where_mappings_vanish(Serving::Thread, 6, 5);
 }
 
-/// Here each call ends before the host takes anything back: the library lists the numbers for good, and others take their place.
+/// Here each call ends before the host takes anything back: the library lists the numbers for good,
+/// and others take their place.
 #[test]
 fn what_the_library_lists_for_good_is_announced_by_another_number() {
     take_turns_where_mappings_vanish(Serving::Caller, 3, 4);
@@ -238,7 +241,8 @@ fn room_that_comes_late_is_waited_for() {
     }
 }
 
-/// The next buffer had the number of its descriptor, by which the system finds mappings, and with it its bytes on the DSP.
+/// The next buffer had the number of its descriptor, by which the system finds mappings, and with
+/// it its bytes on the DSP.
 #[test]
 fn memory_whose_mapping_stays_is_not_replaced() {
     let mut sim = strict(75);
@@ -249,11 +253,11 @@ fn memory_whose_mapping_stays_is_not_replaced() {
     let mut numbers = Numbers::new(29);
     for kept in 1..4 {
         let w = Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]);
-        let home = buffer_with(&device, &w, Place::Packed);
+        let buffer = buffer_with(&device, &w, Place::Packed);
         let act = numbers.floats(256);
-        let have = mul_mat(&device, &w, &home, &act, [256, 1, 1, 1]).unwrap();
+        let have = mul_mat(&device, &w, &buffer, &act, [256, 1, 1, 1]).unwrap();
         assert_right(&have, &w, &act);
-        drop(home);
+        drop(buffer);
         let live = machine.live();
         assert!(live.allocations >= before.allocations + kept, "{live:?}");
         assert_eq!(live.allocations, live.mappings, "{live:?}");
@@ -267,15 +271,15 @@ fn memory_that_no_room_can_be_made_for_is_refused_and_the_next_works() {
     let device = small_device(sim, OPTIONS);
     let mut numbers = Numbers::new(24);
     let w = Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]);
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     let error = HexBuffer::new(&device, 200 * 1024, false).err().unwrap();
     assert!(matches!(error, Error::NotMapped { .. }), "{error}");
     assert!(error.to_string().contains("fastrpc_mmap"), "{error}");
     let act = numbers.floats(256 * 40);
-    let have = mul_mat(&device, &w, &home, &act[..256], [256, 1, 1, 1]).unwrap();
+    let have = mul_mat(&device, &w, &buffer, &act[..256], [256, 1, 1, 1]).unwrap();
     assert_right(&have, &w, &act[..256]);
     // Its operands do not fit beside it.
-    let failed = mul_mat(&device, &w, &home, &act, [256, 40, 1, 1]).unwrap_err();
+    let failed = mul_mat(&device, &w, &buffer, &act, [256, 40, 1, 1]).unwrap_err();
     assert!(
         matches!(failed.error, Error::NotMapped { .. }),
         "{failed:?}"
@@ -306,15 +310,15 @@ fn a_node_whose_operands_do_not_fit_together_fails_and_the_next_one_works() {
     let device = small_device(strict(75), options);
     let mut numbers = Numbers::new(21);
     let w = Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]);
-    let home = buffer_with(&device, &w, Place::Packed);
+    let buffer = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(256 * 20);
-    let failed = mul_mat(&device, &w, &home, &act, [256, 20, 1, 1]).unwrap_err();
+    let failed = mul_mat(&device, &w, &buffer, &act, [256, 20, 1, 1]).unwrap_err();
     assert!(
         matches!(failed.error, Error::AddressSpace { .. }),
         "{failed:?}"
     );
     assert_eq!(failed.node, Some(0));
-    let have = mul_mat(&device, &w, &home, &act[..256], [256, 1, 1, 1]).unwrap();
+    let have = mul_mat(&device, &w, &buffer, &act[..256], [256, 1, 1, 1]).unwrap();
     assert_right(&have, &w, &act[..256]);
 }
 
@@ -343,11 +347,11 @@ fn operands_that_are_not_there_take_no_room() {
         dst,
         src: sources(&[src]),
     };
-    let mut homes = [None; MAX_SOURCES];
-    homes[0] = Some(&memory);
+    let mut sources = [None; MAX_SOURCES];
+    sources[0] = Some(&memory);
     let stream = HexStream::new(Arc::clone(&device));
     stream
-        .submit(0, &mut [node(operation, Some(&memory), homes)])
+        .submit(0, &mut [node(operation, Some(&memory), sources)])
         .unwrap();
     let mut have = vec![0.0f32; 32];
     memory
@@ -369,14 +373,14 @@ fn a_failure_has_the_number_of_its_node_in_the_graph() {
         let device = small_device(strict(75), options);
         let mut numbers = Numbers::new(25);
         let w = Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]);
-        let home = buffer_with(&device, &w, Place::Packed);
+        let buffer = buffer_with(&device, &w, Place::Packed);
         let act = numbers.floats(256 * 20);
         let [fits, does_not] = [1, 20].map(|m| {
             let act = &act[..256 * m];
             Work::new(&device, act, [256, m, 1, 1], [240, m, 1, 1], &[]).unwrap()
         });
         let mut nodes = [&fits, &fits, &does_not]
-            .map(|work| work.node(Op::MulMat, w.tensor(0, Place::Packed), &home));
+            .map(|work| work.node(Op::MulMat, w.tensor(0, Place::Packed), &buffer));
         nodes[0].operation.dst.shape.ne[1] = 0;
         let stream = HexStream::new(Arc::clone(&device));
         let failed = stream.submit(0, &mut nodes).unwrap_err();
@@ -433,7 +437,7 @@ fn heads_that_no_buffer_takes_are_left_to_the_cpu() {
     assert!(answers.contains(&true) && answers.contains(&false));
 }
 
-/// `GGML_RUST_NPU_REPACK=always` ended llama-completion: its cache lies in a buffer that packs,
+/// `GGML_RUST_NPU_REPACK=always` ended llama-completion: its cache is in a buffer that packs,
 /// which refused SET_ROWS.
 #[test]
 fn a_cache_in_a_buffer_that_packs_is_written_and_read_by_operations() {
@@ -507,13 +511,13 @@ fn after_a_mapping_that_the_dsp_refuses_the_host_knows_what_is_mapped() {
     // 68 KiB, and two more that do not fit with it.
     let kinds = [[256, 240, 1, 1], [256, 400, 1, 1], [256, 400, 1, 1]];
     let weights = kinds.map(|ne| Weight::random(&mut numbers, KINDS[3], ne));
-    let homes: Vec<_> = (weights.iter())
+    let buffers: Vec<_> = (weights.iter())
         .map(|w| buffer_with(&device, w, Place::Packed))
         .collect();
     let act = numbers.floats(256);
     let check = |which: usize| {
         let w = &weights[which];
-        let have = mul_mat(&device, w, &homes[which], &act, [256, 1, 1, 1]);
+        let have = mul_mat(&device, w, &buffers[which], &act, [256, 1, 1, 1]);
         let want = reference::mul_mat(&act, &w.values, 256);
         have.map(|have| assert!(reference::nmse(&have, &want) <= 1e-4))
     };
@@ -523,15 +527,15 @@ fn after_a_mapping_that_the_dsp_refuses_the_host_knows_what_is_mapped() {
         .map(|w| Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[]).unwrap())
         .collect();
     let stream = HexStream::new(Arc::clone(&device));
-    let nodes = (weights.iter().zip(&homes).zip(&work))
-        .map(|((w, home), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
+    let nodes = (weights.iter().zip(&buffers).zip(&work))
+        .map(|((w, buffer), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), buffer));
     stream.submit(0, &mut nodes.collect::<Vec<_>>()).unwrap();
     drop((stream, work));
     check(0).unwrap();
-    let [first, second, third]: [HexBuffer; 3] = homes.try_into().unwrap();
+    let [first, second, third]: [HexBuffer; 3] = buffers.try_into().unwrap();
     drop(first);
-    for (w, home) in weights[1..].iter().zip([second, third]) {
-        let have = mul_mat(&device, w, &home, &act, [256, 1, 1, 1]).unwrap();
+    for (w, buffer) in weights[1..].iter().zip([second, third]) {
+        let have = mul_mat(&device, w, &buffer, &act, [256, 1, 1, 1]).unwrap();
         let want = reference::mul_mat(&act, &w.values, 256);
         assert!(reference::nmse(&have, &want) <= 1e-4);
     }
@@ -552,10 +556,10 @@ fn two_sessions_work_side_by_side() {
             scope.spawn(move || {
                 let mut numbers = Numbers::new(seed);
                 let w = Weight::random(&mut numbers, KINDS[1], [128, 64, 1, 1]);
-                let home = buffer_with(device, &w, Place::Packed);
+                let buffer = buffer_with(device, &w, Place::Packed);
                 for m in [1, 3, 9] {
                     let act = numbers.floats(128 * m);
-                    let have = mul_mat(device, &w, &home, &act, [128, m, 1, 1]).unwrap();
+                    let have = mul_mat(device, &w, &buffer, &act, [128, m, 1, 1]).unwrap();
                     let want = reference::mul_mat(&act, &w.values, 128);
                     assert!(reference::nmse(&have, &want) <= 1e-4);
                 }
@@ -601,9 +605,9 @@ fn all_dsps_of_a_chip_are_found_and_compute() {
                 scope.spawn(move || {
                     let mut numbers = Numbers::new(seed);
                     let w = Weight::random(&mut numbers, KINDS[1], [128, 64, 1, 1]);
-                    let home = buffer_with(device, &w, Place::Packed);
+                    let buffer = buffer_with(device, &w, Place::Packed);
                     let act = numbers.floats(128 * 3);
-                    let have = mul_mat(device, &w, &home, &act, [128, 3, 1, 1]).unwrap();
+                    let have = mul_mat(device, &w, &buffer, &act, [128, 3, 1, 1]).unwrap();
                     let want = reference::mul_mat(&act, &w.values, 128);
                     assert!(reference::nmse(&have, &want) <= 1e-4);
                 });

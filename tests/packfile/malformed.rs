@@ -153,7 +153,8 @@ fn each_malformed_file_is_refused_by_the_name_of_the_field() {
     }
 }
 
-/// A chip and options may have 64 KiB, and a log had all of them, with what a terminal takes for commands.
+/// A chip and options may have 64 KiB, and a log had all of them, with what a terminal takes for
+/// commands.
 #[test]
 fn a_message_has_only_the_beginning_of_a_long_text() {
     let mut raw = Raw::good();

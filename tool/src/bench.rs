@@ -84,9 +84,10 @@ pub struct BenchArgs {
     /// below which the CPU is faster, with --segments the fastest largest K
     #[arg(long, requires = "measured")]
     write_config: bool,
-    /// Also measure watts, for a second at each point, and print millijoules for each row of activations.
-    /// A folder of /sys/class/hwmon or /sys/class/power_supply, a file with microwatts, or
-    /// `command:PROGRAM`, which prints watts. They are those of all that the source measures
+    /// Also measure watts, for a second at each point, and print millijoules for each row of
+    /// activations. A folder of /sys/class/hwmon or /sys/class/power_supply, a file with
+    /// microwatts, or `command:PROGRAM`, which prints watts. They are those of all that the source
+    /// measures
     #[arg(long, value_name = "SOURCE", conflicts_with = "segments")]
     power: Option<String>,
     /// Print comma-separated values

@@ -195,7 +195,8 @@ fn product(tensor: &TensorInfo, rows: usize) -> Operation<'_> {
     }
 }
 
-/// Returns the layout with which a Rockchip NPU multiplies `rows` tokens with a tensor of a file; `None` if the CPU does.
+/// Returns the layout with which a Rockchip NPU multiplies `rows` tokens with a tensor of a file;
+/// `None` if the CPU does.
 pub fn rockchip_layout(target: &Target, tensor: &TensorInfo, rows: usize) -> Option<WeightLayout> {
     let operation = product(tensor, rows);
     let command = rockchip::plan::command(target, &operation).ok()?;
@@ -263,7 +264,8 @@ mod tests {
         }
     }
 
-    /// BF16 is packed as FP16, and F32 is not packed: the reason said that the NPU takes none of either.
+    /// BF16 is packed as FP16, and F32 is not packed: the reason said that the NPU takes none of
+    /// either.
     #[test]
     fn a_bf16_weight_that_stays_on_the_cpu_has_its_own_reason() {
         let chip = Chip::new("rk3588", &Config::from_lookup(|_| None).unwrap()).unwrap();

@@ -15,7 +15,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use serde::Serialize;
 
 use crate::progress::Progress;
-use crate::text::{heading, plain, print, print_json, verdict};
+use crate::text::{escaped, heading, print, print_json, verdict};
 use crate::{NO_DEVICE, ToolError};
 
 /// List the NPUs that llama.cpp would get, and the reason for each that it would not
@@ -199,12 +199,12 @@ impl fmt::Display for DevicesReport {
                 "system     {}, kernel {}",
                 machine.system, machine.kernel
             )?;
-            writeln!(f, "board      {}", plain(&machine.board))?;
-            writeln!(f, "variables  {}", plain(machine.variables.join(" ")))?;
+            writeln!(f, "board      {}", escaped(&machine.board))?;
+            writeln!(f, "variables  {}", escaped(machine.variables.join(" ")))?;
             writeln!(f)?;
         }
         for line in &self.devices {
-            let description = plain(&line.description);
+            let description = escaped(&line.description);
             writeln!(f, "{}: {description}", heading(&line.name))?;
             let (free, total) = (mib(line.memory_free_bytes), mib(line.memory_total_bytes));
             writeln!(f, "  memory     {free} MiB free of {total} MiB")?;
@@ -214,7 +214,7 @@ impl fmt::Display for DevicesReport {
                 "  buffers    at most {largest} MiB, aligned to {alignment} bytes"
             )?;
             if let Some(test) = &line.self_test {
-                let result = plain(test.error.as_deref().unwrap_or("passed"));
+                let result = escaped(test.error.as_deref().unwrap_or("passed"));
                 let result = verdict(test.passed, result);
                 writeln!(f, "  self-test  {result} ({:.1} ms)", test.milliseconds)?;
             }
@@ -223,7 +223,7 @@ impl fmt::Display for DevicesReport {
             writeln!(f, "{}", verdict(false, "no NPU can be used"))?;
         }
         for message in &self.messages {
-            writeln!(f, "- {}", plain(message))?;
+            writeln!(f, "- {}", escaped(message))?;
         }
         Ok(())
     }

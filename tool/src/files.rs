@@ -28,7 +28,8 @@ impl Files {
     pub fn gguf(&mut self, path: &Path) -> Result<File, ToolError> {
         let file = self.gguf_or_part(path)?;
         let number = |key| file.header().get(key).and_then(Value::as_usize);
-        // SOURCE: LLM_KV_SPLIT_NO and LLM_KV_SPLIT_COUNT, llama.cpp 0.5.0: parts are counted from 0.
+        // SOURCE: LLM_KV_SPLIT_NO and LLM_KV_SPLIT_COUNT, llama.cpp 0.5.0: parts are counted
+        // from 0.
         if let Some(count @ 2..) = number("split.count") {
             let part = match number("split.no") {
                 Some(index) => format!("part {}", index.saturating_add(1)),

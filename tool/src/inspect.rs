@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::ToolError;
 use crate::chip::{self, Chip};
 use crate::files::Files;
-use crate::text::{Column, plain, print, print_json, table};
+use crate::text::{Column, escaped, print, print_json, table};
 
 mod pack_file;
 
@@ -195,10 +195,10 @@ impl fmt::Display for InspectReport {
         writeln!(
             f,
             "{}: GGUF {}, architecture {}, {}",
-            plain(&self.file),
+            escaped(&self.file),
             self.version,
-            plain(&self.architecture),
-            plain(&self.name)
+            escaped(&self.architecture),
+            escaped(&self.name)
         )?;
         let mut columns = vec![
             Column::Text("name"),
@@ -216,7 +216,7 @@ impl fmt::Display for InspectReport {
         let rows = self.tensors.iter().map(|row| {
             let shape: Vec<String> = row.shape.iter().map(usize::to_string).collect();
             let mut cells = vec![
-                plain(&row.name),
+                escaped(&row.name),
                 row.dtype.into(),
                 shape.join("x"),
                 row.bytes.to_string(),

@@ -20,8 +20,8 @@ const INTERRUPTED: c_int = 130;
 /// Held by whoever tells why the tool ends.
 static LAST_WORDS: Mutex<()> = Mutex::new(());
 
-/// Keeps a signal from ending the tool while the result lives. If one is doing so, this waits for the
-/// end: what fails then fails because of it.
+/// Keeps a signal from ending the tool while the result lives. If one is doing so, this waits for
+/// the end: what fails then fails because of it.
 pub fn hold_off() -> MutexGuard<'static, ()> {
     LAST_WORDS.lock().unwrap_or_else(PoisonError::into_inner)
 }

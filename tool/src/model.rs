@@ -1,5 +1,5 @@
-//! `ggml-npu model`: the speed of a model on an NPU, as reckoned from counted packets (Hexagon) or from the planner's costs
-//! (Rockchip).
+//! `ggml-npu model`: the speed of a model on an NPU, as reckoned from counted packets (Hexagon) or
+//! from the planner's costs (Rockchip).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -39,9 +39,10 @@ const MAX_CELLS: usize = 1 << 24;
 
 /// Reckon how fast a model would be on an NPU
 ///
-/// Hexagon: from packets that an emulator counted for whole operations, and from rates that are assumed or
-/// published, which are printed. Rockchip: from the planner's costs. Nothing was measured on a device. Compare models, types and sizes
-/// with it, not devices. The host, sampling, waiting for memory and heat are not in it.
+/// Hexagon: from packets that an emulator counted for whole operations, and from rates that are
+/// assumed or published, which are printed. Rockchip: from the planner's costs. Nothing was
+/// measured on a device. Compare models, types and sizes with it, not devices. The host, sampling,
+/// waiting for memory and heat are not in it.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// The GGUF

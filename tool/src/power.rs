@@ -26,8 +26,9 @@ pub enum PowerSource {
 }
 
 /// Files of a folder: names, and the power of ten of their product in watts.
-// SOURCE: Documentation/ABI/testing/sysfs-class-hwmon (power: microwatts, curr: milliamperes, in: millivolts) and
-// sysfs-class-power (power_now: microwatts, current_now: microamperes, voltage_now: microvolts) of Linux 6.12.
+// SOURCE: Documentation/ABI/testing/sysfs-class-hwmon (power: microwatts, curr: milliamperes, in:
+// millivolts) and sysfs-class-power (power_now: microwatts, current_now: microamperes, voltage_now:
+// microvolts) of Linux 6.12.
 const KNOWN: [(&[&str], i32); 5] = [
     (&["power1_average"], -6),
     (&["power1_input"], -6),
@@ -111,7 +112,8 @@ impl PowerSource {
         self.metered(&Meter::default(), work)
     }
 
-    /// Does `work` while `meter` counts joules, and returns with its result the mean power in watts.
+    /// Does `work` while `meter` counts joules, and returns with its result the mean power in
+    /// watts.
     ///
     /// # Errors
     /// Those of `work`; text, if the source cannot be read any more.
@@ -128,7 +130,7 @@ impl PowerSource {
             let sampler = scope.spawn(move || {
                 let (mut sum, mut count) = (0.0, 0.0);
                 loop {
-                    // Asked first, so that the last reading is behind the end of the work.
+                    // Asked first, so that the last reading is after the end of the work.
                     let is_last = is_done.load(Ordering::Relaxed);
                     let watts = self.watts().map_err(|error| {
                         meter.fail();

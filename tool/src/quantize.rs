@@ -84,8 +84,8 @@ pub struct QuantizeArgs {
     lpbq: Option<usize>,
     /// Also write a pack, the output's name with .groups.npu, that has the weights of the model's
     /// blocks in groups of 2 x 16 in place of 32 x 1, which is how Hexagon's matrix unit reads
-    /// them. For weights in q4_0 and q8_0; GGML_RUST_NPU_PACK names the pack when the model runs, and
-    /// other devices take the model as it is
+    /// them. For weights in q4_0 and q8_0; GGML_RUST_NPU_PACK names the pack when the model runs,
+    /// and other devices take the model as it is
     #[arg(long, conflicts_with = "lpbq")]
     tile_group: bool,
     /// Fold rotations into the weights: the model computes the same, and its outliers are spread.
@@ -196,7 +196,7 @@ fn check_model(header: &Header) -> Result<(), ToolError> {
         if let Some(dim) = tensor.ne.iter().position(|size| *size == 0) {
             return Err(format!("dimension {dim} of {name} is 0: it has no elements").into());
         }
-        if is_weight(tensor) && !model::PLAIN.contains(&dtype) {
+        if is_weight(tensor) && !model::UNQUANTIZED.contains(&dtype) {
             let dtype = dtype.name();
             return Err(format!("{name} is {dtype}: start from a file in F32, F16 or BF16").into());
         }
@@ -252,8 +252,8 @@ fn scale(args: &QuantizeArgs, file: &File, imatrix: &Imatrix) -> Result<Transfor
 /// A tensor of the new file: its name there, and the tensor that it is made of.
 type NewTensor<'a> = (&'a str, &'a TensorInfo);
 
-/// Returns the tensors of the new file. Embeddings that are also the head no longer equal the head if the stream is
-/// rotated.
+/// Returns the tensors of the new file. Embeddings that are also the head no longer equal the head
+/// if the stream is rotated.
 fn tensors<'a>(args: &QuantizeArgs, header: &'a Header) -> Vec<NewTensor<'a>> {
     let tensors = header.tensors.iter();
     let mut tensors: Vec<NewTensor> = tensors.map(|it| (it.name.as_str(), it)).collect();

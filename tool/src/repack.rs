@@ -46,15 +46,15 @@ pub struct RepackArgs {
     /// The file to write [default: the model's name with .npu]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Arithmetic of the weights: pattern=choice,...; each rule must decide a weight of this model. A list for several models
-    /// goes into GGML_RUST_NPU_RULES
+    /// Arithmetic of the weights: pattern=choice,...; each rule must decide a weight of this model.
+    /// A list for several models goes into GGML_RUST_NPU_RULES
     #[arg(long)]
     rules: Option<String>,
     /// Method that clips INT4 weights, as GGML_RUST_NPU_CALIBRATION
     #[arg(long, value_parser = PossibleValuesParser::new(config::calibrations()))]
     calibrate: Option<String>,
-    /// Statistics of the model's inputs, from llama-imatrix: the rounding error of a weight that becomes INT8 or INT4
-    /// is compensated by the next ones, where inputs are large
+    /// Statistics of the model's inputs, from llama-imatrix: the rounding error of a weight that
+    /// becomes INT8 or INT4 is compensated by the next ones, where inputs are large
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
 }
@@ -144,8 +144,8 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends the program if options are for another family of chips. Variables are not checked, here and below: they
-/// may be for the backend, or for other models.
+/// Ends the program if options are for another family of chips. Variables are not checked, here and
+/// below: they may be for the backend, or for other models.
 fn check_options(args: &RepackArgs, chip: &Chip) {
     let options = [
         ("--rules", args.rules.is_some()),
@@ -189,7 +189,8 @@ fn check_rules(
 /// Bytes of a tensor that are looked at between two releases.
 const CHECK_BYTES: usize = 4 << 20;
 
-/// Returns the first result of `find` in a tensor's bytes, which gets a piece and its place in the tensor.
+/// Returns the first result of `find` in a tensor's bytes, which gets a piece and its place in the
+/// tensor.
 fn find_in<T>(
     file: &File,
     tensor: &TensorInfo,
@@ -225,7 +226,8 @@ fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), ToolError> {
     Err(format!("row {row} of {name}: weight {weight} is no finite number").into())
 }
 
-/// Returns a finite value of a weight that becomes F16 on Hexagon but that F16 has no finite value for.
+/// Returns a finite value of a weight that becomes F16 on Hexagon but that F16 has no finite value
+/// for.
 fn beyond_f16(file: &File, tensor: &TensorInfo, form: &Form) -> Option<f32> {
     if !form.rounds_to_f16() {
         return None;
@@ -267,8 +269,9 @@ fn is_rotated(form: &Form) -> bool {
     is_int4(form) || matches!(form, Form::Rockchip(layout, _) if of_int8(layout.precision))
 }
 
-/// Returns the mean square of each input of an INT8 or INT4 weight, if they are known. Those of experts in INT8 are not used. Weights in INT8 and outside of the model's blocks may have none: llama-imatrix
-/// leaves out the head unless it is asked for, and always one that is the embeddings.
+/// Returns the mean square of each input of an INT8 or INT4 weight, if they are known. Those of
+/// experts in INT8 are not used. Weights in INT8 and outside of the model's blocks may have none:
+/// llama-imatrix leaves out the head unless it is asked for, and always one that is the embeddings.
 ///
 /// # Errors
 /// Text that names a weight that cannot be packed with statistics.

@@ -220,8 +220,8 @@ fn start(args: &RunArgs) -> Result<Option<LocalServer>, Error> {
     server.map(Some)
 }
 
-/// Returns a hash of a model's length and of pieces from all over it: those of another one of its name differ, be it the same
-/// model in another format.
+/// Returns a hash of a model's length and of pieces from all over it: those of another one of its
+/// name differ, be it the same model in another format.
 fn hash_of(model: &Path) -> Result<String, ToolError> {
     const PIECES: u64 = 1024;
     const PIECE_BYTES: u64 = 4096;
@@ -249,7 +249,8 @@ fn kept(output: &Path, error: &Error) -> String {
 /// A plus-minus model's text, and its signs for good and bad steps.
 const REWARD: [&str; 3] = ["{question}\n\n{steps}", "+", "-"];
 
-/// Makes the scorer, which may ask another server. Also returns those settings that are the scorer's.
+/// Makes the scorer, which may ask another server. Also returns those settings that are the
+/// scorer's.
 fn make_scorer(
     args: &RunArgs,
     scorer: ScorerName,
@@ -293,8 +294,8 @@ fn make_scorer(
     Ok((Some(scorer), settings))
 }
 
-/// Returns what must be the same for entries of one journal. How many problems, and where the server
-/// is, may change.
+/// Returns what must be the same for entries of one journal. How many problems, and where the
+/// server is, may change.
 fn settings(
     args: &RunArgs,
     server: &LlamaServer,

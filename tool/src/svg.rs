@@ -11,7 +11,8 @@ pub const NAME_HEIGHT: f64 = 18.0;
 /// Colours of the lines, which people with colour blindness tell apart, too. The eighth line takes
 /// the first one again.
 ///
-/// SOURCE: Okabe and Ito, Color Universal Design, 2008, without yellow, which is too light on white.
+/// SOURCE: Okabe and Ito, Color Universal Design, 2008, without yellow, which is too light on
+/// white.
 pub const COLORS: [&str; 7] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000",
 ];
@@ -80,8 +81,8 @@ impl Axis {
         self.at.start + part * (self.at.end - self.at.start)
     }
 
-    /// Returns the values to be marked: those of tens on a linear axis; on a logarithmic one 1, 2 and 5 times each power of ten, or powers of ten alone if
-    /// there are many.
+    /// Returns the values to be marked: those of tens on a linear axis; on a logarithmic one 1, 2
+    /// and 5 times each power of ten, or powers of ten alone if there are many.
     pub fn marks(&self) -> Vec<f64> {
         if self.is_linear {
             return (0..=10).map(|tens| f64::from(tens) * 10.0).collect();

@@ -20,7 +20,7 @@ fn is_obeyed(c: char) -> bool {
 }
 
 /// Formats foreign text for one line: characters that a terminal obeys are escaped as in `\u{1b}`.
-pub fn plain(text: impl Display) -> String {
+pub fn escaped(text: impl Display) -> String {
     let mut out = String::new();
     for c in text.to_string().chars() {
         match is_obeyed(c) {
@@ -59,7 +59,8 @@ pub enum Column {
 
 /// Formats a table without borders: a line of names, then a line for each row.
 ///
-/// - `rows`: as many cells each as there are columns; foreign text in them was passed through [`plain`]
+/// - `rows`: as many cells each as there are columns; foreign text in them was passed through
+///   [`escaped`]
 pub fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let names = columns.iter().map(|column| match column {
         Column::Text(name) | Column::Number(name) => *name,
@@ -79,7 +80,8 @@ pub fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) ->
     heading(names) + rows
 }
 
-/// Characters that are said of the beginning and of the end of a long line: a parser may repeat a text of a megabyte.
+/// Characters that are said of the beginning and of the end of a long line: a parser may repeat a
+/// text of a megabyte.
 const SAID: [usize; 2] = [2000, 500];
 
 fn shortened(line: String) -> String {
@@ -95,18 +97,18 @@ fn shortened(line: String) -> String {
 /// Writes a line to standard error.
 pub fn say(line: impl Display) {
     // A closed standard error does not fail the command.
-    let _ = writeln!(io::stderr().lock(), "{}", shortened(plain(line)));
+    let _ = writeln!(io::stderr().lock(), "{}", shortened(escaped(line)));
 }
 
 /// Writes the reason of a failure to standard error.
 pub fn fail(reason: impl Display) {
-    let line = shortened(plain(reason));
+    let line = shortened(escaped(reason));
     let _ = writeln!(anstream::stderr(), "{} {line}", verdict(false, "ggml-npu:"));
 }
 
 /// Writes to standard output. A reader that stops early, such as `head`, is not an error.
 ///
-/// - `text`: lines; foreign text in them was passed through [`plain`]
+/// - `text`: lines; foreign text in them was passed through [`escaped`]
 ///
 /// # Errors
 /// The system's, other than a closed pipe.
@@ -163,6 +165,6 @@ mod tests {
     fn what_a_terminal_obeys_is_escaped_and_the_rest_stays() {
         let text = "größe 漢 \u{1b}[31m\r\n\u{9b}2J\u{7f}\u{202e}\u{2028}\u{0}\\";
         let want = "größe 漢 \\u{1b}[31m\\r\\n\\u{9b}2J\\u{7f}\\u{202e}\\u{2028}\\u{0}\\";
-        assert_eq!(plain(text), want);
+        assert_eq!(escaped(text), want);
     }
 }

@@ -11,7 +11,7 @@ use ggml_rust_npu::files::open_input;
 use serde::{Deserialize, Serialize};
 
 use crate::ToolError;
-use crate::text::{Column, plain, print, print_json, table};
+use crate::text::{Column, escaped, print, print_json, table};
 
 /// Looks at what a device did, as GGML_RUST_NPU_TRACE=trace.json noted it
 #[derive(Debug, Args)]
@@ -205,7 +205,7 @@ impl DeviceSum {
         let mut out = String::new();
         let version = env!("CARGO_PKG_VERSION");
         // Writing to a string cannot fail.
-        let _ = writeln!(out, "ggml-npu {version}: {}", plain(&self.device));
+        let _ = writeln!(out, "ggml-npu {version}: {}", escaped(&self.device));
         let left = self.operations.len().saturating_sub(most);
         let _ = writeln!(
             out,
@@ -216,14 +216,14 @@ impl DeviceSum {
             &columns,
             rows.map(|sum| {
                 vec![
-                    plain(&sum.operation),
-                    plain(&sum.shape),
+                    escaped(&sum.operation),
+                    escaped(&sum.shape),
                     sum.count.to_string(),
                     format!("{:.0}", sum.host_us),
                     format!("{:.1}", 100.0 * sum.host_us / all.max(f64::MIN_POSITIVE)),
                     format!("{:.0}", sum.device_us),
                     format!("{:.0}", sum.modelled_us),
-                    plain(sum.longest.as_deref().unwrap_or_default()),
+                    escaped(sum.longest.as_deref().unwrap_or_default()),
                 ]
             }),
         );
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn operations_are_summed_up_those_that_took_longest_first() {
         let devices = sums(read_text("trace-sums", EVENTS).unwrap());
-        let text = devices[0].text(20);
+        let text = anstream::adapter::strip_str(&devices[0].text(20)).to_string();
         let version = env!("CARGO_PKG_VERSION");
         let want = format!(
             "ggml-npu {version}: HEX0 (simulated): remark\ngraphs: 1; host and device are measured\n\n\

@@ -1,5 +1,6 @@
-//! Proves that `ggml-npu bench` times what it was asked for on simulated devices, says in each output that they are
-//! simulated, finds from where on they are faster than given times of the CPU, and writes what the backend then reads.
+//! Proves that `ggml-npu bench` times what it was asked for on simulated devices, says in each
+//! output that they are simulated, finds from where on they are faster than given times of the CPU,
+//! and writes what the backend then reads.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::path::{Path, PathBuf};
@@ -114,7 +115,8 @@ fn every_output_says_that_times_are_the_stand_in_s() {
         assert_eq!(shares.count(), 9, "{table}");
     }
     let image = std::fs::read_to_string(&svg).unwrap();
-    // A panel for each device with a line for each type, which goes through a point for each number of rows.
+    // A panel for each device with a line for each type, which goes through a point for each number
+    // of rows.
     assert_eq!(image.matches("(simulated)").count(), 2, "{image}");
     let lines: Vec<&str> = image.split("<polyline points=\"").skip(1).collect();
     assert_eq!(lines.len(), 2 * 3, "{image}");
@@ -477,7 +479,8 @@ fn segments_of_no_long_k_are_not_timed_and_settings_stay() {
     assert_eq!(std::fs::read_to_string(&conf).unwrap(), old);
 }
 
-/// Sizes that no candidate splits took the same time with each, which hid differences of the others.
+/// Sizes that no candidate splits took the same time with each, which hid differences of the
+/// others.
 #[test]
 fn a_candidate_is_timed_on_the_shapes_that_it_splits_alone() {
     let conf = folder("tool_bench_short").join("none.conf");

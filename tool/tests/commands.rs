@@ -1,5 +1,5 @@
-//! Proves that `ggml-npu devices`, `inspect` and `generate` say what there is and why the rest is not, in text and in
-//! JSON, with exit codes for scripts.
+//! Proves that `ggml-npu devices`, `inspect` and `generate` say what there is and why the rest is
+//! not, in text and in JSON, with exit codes for scripts.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -163,9 +163,9 @@ fn model(path: &Path) {
     model.number("llama.block_count", 1);
     model.random("output_norm.weight", &[64], 1.0);
     model.random("token_embd.weight", &[64, 8], 0.0);
-    model.random("blk.0.attn_q.weight", &[64, 96], 0.0);
-    model.random("blk.0.attn_k.weight", &[64, 96], 0.0);
-    model.random("blk.0.ffn_up.weight", &[1024, 1056], 0.0);
+    model.random("blk.3.attn_q.weight", &[64, 96], 0.0);
+    model.random("blk.3.attn_k.weight", &[64, 96], 0.0);
+    model.random("blk.3.ffn_up.weight", &[1024, 1056], 0.0);
     model.write(path);
 }
 
@@ -214,7 +214,7 @@ fn each_weight_has_a_path_or_a_reason() {
     let output = run(&["inspect", plain.to_str().unwrap()], &[]);
     let words = [
         "architecture llama",
-        "blk.0.attn_q.weight  F32",
+        "blk.3.attn_q.weight  F32",
         "64x96",
         "24576",
     ];
@@ -237,8 +237,8 @@ fn each_weight_has_a_path_or_a_reason() {
     assert!(text(&output).contains("hexagon-v79"), "{}", text(&output));
 }
 
-/// Gemma 3n shares its head with `token_embd.weight`, and has a second table of embeddings. BERT has
-/// no head.
+/// Gemma 3n shares its head with `token_embd.weight`, and has a second table of embeddings. BERT
+/// has no head.
 #[test]
 fn tables_of_embeddings_are_the_cpu_s_unless_they_are_the_head() {
     let folder = folder("tool_inspect_tables");

@@ -1,5 +1,5 @@
-//! Proves that the tool never destroys a file that it reads, puts outputs in their place whole or not at all, and leaves
-//! the kind and the permissions of what was there as they were.
+//! Proves that the tool never destroys a file that it reads, puts outputs in their place whole or
+//! not at all, and leaves the kind and the permissions of what was there as they were.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[expect(
@@ -52,7 +52,8 @@ impl Inputs {
         }
     }
 
-    /// Runs `quantize` with `-o` and `--imatrix-out`, which must be refused with all files as they were.
+    /// Runs `quantize` with `-o` and `--imatrix-out`, which must be refused with all files as they
+    /// were.
     fn refused(&self, output: &Path, statistics_out: &Path) {
         let before = [&self.model, &self.statistics].map(|path| fs::read(path).unwrap());
         let names = fs::read_dir(&self.folder).unwrap().count();
@@ -220,8 +221,9 @@ fn an_interrupted_quantization_leaves_nothing_and_keeps_what_was_there() {
     interrupt::leaves_nothing(&args, &folder, &out);
 }
 
-/// A limit of 768 KiB for each file stands for a disk that is full. The NPU's memory counts as files, too, and the self-test's is
-/// larger than that, so the limit begins when power is measured, which is when the device is open.
+/// A limit of 768 KiB for each file stands for a disk that is full. The NPU's memory counts as
+/// files, too, and the self-test's is larger than that, so the limit begins when power is measured,
+/// which is when the device is open.
 #[test]
 fn settings_are_as_they_were_when_the_disk_is_full() {
     let folder = folder("tool_files_full");

@@ -126,7 +126,8 @@ fn weights_take_the_bytes_and_packets_of_the_type_that_the_npu_holds() {
     }
 }
 
-/// One row of factors normalizes each head of a token, which is as much work as a row for each head.
+/// One row of factors normalizes each head of a token, which is as much work as a row for each
+/// head.
 #[test]
 fn a_norm_of_heads_is_reckoned_for_each_of_them() {
     let folder = common::folder("model-norms");

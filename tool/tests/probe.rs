@@ -1,5 +1,5 @@
-//! Proves that `ggml-npu devices --probe` prints what docs/guide/probe.md says, on every kind of chip, says `simulated` where it
-//! is, and tells nothing about people.
+//! Proves that `ggml-npu devices --probe` prints what docs/guide/probe.md says, on every kind of
+//! chip, says `simulated` where it is, and tells nothing about people.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::ffi::OsStr;

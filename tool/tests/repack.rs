@@ -1,5 +1,5 @@
-//! Proves that `ggml-npu repack` writes what a device of the chip would pack, all or nothing, within bounded memory, and that
-//! `inspect` shows it and finds what does not fit.
+//! Proves that `ggml-npu repack` writes what a device of the chip would pack, all or nothing,
+//! within bounded memory, and that `inspect` shows it and finds what does not fit.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -41,8 +41,8 @@ fn quantized(path: &Path) {
     model.number("llama.block_count", 1);
     model.random("output_norm.weight", &[64], 1.0);
     model.random("token_embd.weight", &[64, 100], 0.0);
-    model.random("blk.0.attn_q.weight", &[64, 96], 0.0);
-    model.random("blk.0.attn_k.weight", &[64, 40], 0.0);
+    model.random("blk.3.attn_q.weight", &[64, 96], 0.0);
+    model.random("blk.3.attn_k.weight", &[64, 40], 0.0);
     model.write(&plain);
     common::quantize(&plain, path, &["--type", "q4_0"]);
 }
@@ -99,8 +99,8 @@ fn a_pack_holds_what_the_chip_takes_and_inspect_shows_it() {
         names,
         [
             tiles("token_embd.weight", "Q8_0"),
-            tiles("blk.0.attn_q.weight", "Q4_0"),
-            tiles("blk.0.attn_k.weight", "Q4_0"),
+            tiles("blk.3.attn_q.weight", "Q4_0"),
+            tiles("blk.3.attn_k.weight", "Q4_0"),
         ]
     );
 
@@ -124,7 +124,8 @@ fn a_pack_holds_what_the_chip_takes_and_inspect_shows_it() {
     for ((name, layout, error), (want, low, high)) in rows.iter().zip([
         // Q8_0 is not a grid of FP16: 11 bits of 8 bits times a scale.
         ("Rockchip FP16", 0.0, 1e-7),
-        // absmax / 127 / sqrt(12), in standard deviations of a normal row, of which absmax is 2 to 4.5.
+        // absmax / 127 / sqrt(12), in standard deviations of a normal row, of which absmax is 2 to
+        // 4.5.
         ("Rockchip INT8", 1e-5, 1.1e-4),
         ("Rockchip INT4", 3e-3, 3e-2),
     ]) {
@@ -180,7 +181,7 @@ fn what_a_pack_is_verified_against_is_found_to_differ() {
     let mut bytes = fs::read(&model).unwrap();
     let last = Header::parse(&bytes)
         .unwrap()
-        .tensor("blk.0.attn_k.weight")
+        .tensor("blk.3.attn_k.weight")
         .unwrap()
         .range
         .clone();
@@ -230,10 +231,10 @@ fn a_head_without_statistics_is_rounded_as_without_an_imatrix() {
         imatrix.write(&statistics);
     };
     let flags = ["--imatrix", path(&statistics)];
-    write("blk.0.attn_q.weight");
+    write("blk.3.attn_q.weight");
     let output = repack(&pack, &flags);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-    let error = "the imatrix says nothing of blk.0.attn_k.weight";
+    let error = "the imatrix says nothing of blk.3.attn_k.weight";
     assert!(text(&output).contains(error), "{}", text(&output));
     assert_eq!(text(&output).lines().count(), 1, "{}", text(&output));
     assert!(!pack.exists());
@@ -255,7 +256,7 @@ fn a_head_without_statistics_is_rounded_as_without_an_imatrix() {
     let error = "--imatrix has statistics of no weight that becomes INT8 or INT4";
     assert!(text(&output).contains(error), "{}", text(&output));
     assert!(!pack.exists());
-    write("blk.0.attn_k.weight");
+    write("blk.3.attn_k.weight");
     let output = repack(&pack, &flags);
     assert!(output.status.success(), "{}", text(&output));
     let line = "token_embd.weight is rounded as without --imatrix";
@@ -265,8 +266,8 @@ fn a_head_without_statistics_is_rounded_as_without_an_imatrix() {
         let packs = [&pack, &plain].map(|path| Pack::open(path).unwrap());
         for (name, same) in [
             ("token_embd.weight", true),
-            ("blk.0.attn_q.weight", false),
-            ("blk.0.attn_k.weight", false),
+            ("blk.3.attn_q.weight", false),
+            ("blk.3.attn_k.weight", false),
         ] {
             let [with, without] = [&packs[0], &packs[1]].map(|pack| pack.entry(name).unwrap());
             assert_eq!(with.payload == without.payload, same, "{name}");
@@ -367,7 +368,7 @@ fn wrong_arguments_are_refused_with_a_reason() {
             1,
         ),
         (
-            &["--rules attn_q=int4: an earlier rule decides blk.0.attn_q.weight"],
+            &["--rules attn_q=int4: an earlier rule decides blk.3.attn_q.weight"],
             &[model, "--chip", "rk3588", "--rules", "blk=cpu,attn_q=int4"],
             1,
         ),
@@ -410,7 +411,7 @@ fn wrong_arguments_are_refused_with_a_reason() {
 fn a_weight_beyond_the_range_of_f16_is_left_out_by_name() {
     let folder = folder("tool_repack_beyond");
     let (from, pack) = (folder.join("model.gguf"), folder.join("model.npu"));
-    let names = ["blk.0.attn_q.weight", "blk.0.attn_k.weight"];
+    let names = ["blk.3.attn_q.weight", "blk.0.attn_k.weight"];
     // The first is the largest value of BF16 in the range of F16.
     for (value, count) in [(65_280.0, 2), (131_072.0, 1), (-131_072.0, 1)] {
         let mut model = Model::new("general.architecture", "llama");
@@ -444,7 +445,7 @@ fn large(path: &Path, n: usize) {
     let header = Header::parse(&empty).unwrap();
     let updates = [("general.architecture", Value::String("llama".into()))];
     let plan = TensorPlan {
-        name: "blk.0.ffn_up.weight".into(),
+        name: "blk.3.ffn_up.weight".into(),
         dtype: GgmlType::F16,
         ne: vec![1024, n],
     };
@@ -496,8 +497,8 @@ fn peak_of(args: &[&str]) -> u64 {
 fn memory_is_bounded_whatever_the_size_of_the_model() {
     let folder = folder("tool_repack_memory");
     let model = folder.join("model.gguf");
-    // A piece has up to 16,384 rows for Rockchip, 32 MiB, twice: as they are in the file, whose pages count while they are
-    // mapped, and packed. The program itself has some 20 MiB.
+    // A piece has up to 16,384 rows for Rockchip, 32 MiB, twice: as they are in the file, whose
+    // pages count while they are mapped, and packed. The program itself has some 20 MiB.
     large(&model, 80 * 1024);
     let tensor = 160 << 20;
     for chip in ["rk3588", "hexagon-v75"] {

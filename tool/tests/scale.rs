@@ -1,5 +1,5 @@
-//! Proves that `ggml-npu scale` destroys no file that it reads or does not know, and never takes the answers of other
-//! problems for those of its own.
+//! Proves that `ggml-npu scale` destroys no file that it reads or does not know, and never takes
+//! the answers of other problems for those of its own.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[expect(

@@ -1,4 +1,5 @@
-//! Proves that devices of both families write a timeline that has Chrome's format, and that `ggml-npu trace summary` reads it.
+//! Proves that devices of both families write a timeline that has Chrome's format, and that
+//! `ggml-npu trace summary` reads it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::{BTreeMap, BTreeSet};

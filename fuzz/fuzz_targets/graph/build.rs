@@ -1,5 +1,5 @@
-//! Graphs of random operations: each step chooses an operation and operands that fit it, among the inputs and the
-//! results so far.
+//! Graphs of random operations: each step chooses an operation and operands that fit it, among the
+//! inputs and the results so far.
 
 use std::ffi::CStr;
 
@@ -54,7 +54,7 @@ pub struct Value {
     pub ne: [usize; 4],
     pub tensor: Tensor,
     pub role: u32,
-    /// A later result lies in its memory: no step after that one reads it.
+    /// A later result is in its memory: no step after that one reads it.
     pub is_gone: bool,
 }
 
@@ -179,8 +179,8 @@ impl Graph {
             .collect()
     }
 
-    /// A result, perhaps in the memory of one that nothing reads any more, as ggml's allocator has it: also in place of the
-    /// first operand, for operations that ggml computes so.
+    /// A result, perhaps in the memory of one that nothing reads any more, as ggml's allocator has
+    /// it: also in place of the first operand, for operations that ggml computes so.
     fn result(&mut self, op: Op, ne: [usize; 4], from: &[usize], input: &mut Input) -> usize {
         let in_place = matches!(
             op,
@@ -413,7 +413,8 @@ impl Graph {
             weights: factors,
             ints: chosen,
         });
-        // Results are in the order of steps behind the inputs; rows that were added in between are none.
+        // Results are in the order of steps after the inputs; rows that were added in between are
+        // none.
         let last = self.steps.len() - 1;
         self.steps[last].from.push(dst);
     }

@@ -1,6 +1,7 @@
-//! Computes a graph and compares each result with the reference, which is computed in f64 from the operands that the device
-//! had, as far as they are still there. Nodes that a device leaves to the CPU are computed here, as ggml's scheduler would
-//! have it, so graphs are cut into submissions at any place.
+//! Computes a graph and compares each result with the reference, which is computed in f64 from the
+//! operands that the device had, as far as they are still there. Nodes that a device leaves to the
+//! CPU are computed here, as ggml's scheduler would have it, so graphs are cut into submissions at
+//! any place.
 
 use ggml_rust_npu::abi::*;
 use ggml_rust_npu::reference;
@@ -97,8 +98,8 @@ impl Graph {
             }
             Op::Clamp(low, high) => exact(map(&|x| x.clamp(double(&low), double(&high)))),
             Op::Norm { centered } => {
-                // The mean and its sum are rounded to F32. In a row of equal numbers nothing else is left, and that is divided by
-                // the root of EPS.
+                // The mean and its sum are rounded to F32. In a row of equal numbers nothing else
+                // is left, and that is divided by the root of EPS.
                 let of_mean = if centered { 4.0 * ROUNDED * most } else { 0.0 };
                 let values = reference::norm(&x, k, double(&EPS), centered);
                 plain(values, (error + of_mean) * 1e3)
@@ -170,7 +171,8 @@ impl Graph {
                 + HALF_SMALLEST;
             let bytes = match self.device {
                 RK if is_f16 => 0.0,
-                // Both are rounded after a rotation, which leaves lengths; no number is longer than its row.
+                // Both are rounded after a rotation, which leaves lengths; no number is longer than
+                // its row.
                 RK => ROUNDING * 2.0 / 127.0 * length(x) * length(w),
                 // One or two rows of activations are rounded to bytes.
                 _ if m <= 2 || is_id => ROUNDING / 127.0 * largest(x) * length(w),

@@ -1,5 +1,6 @@
-//! Graphs of random operations on both families' stand-ins, through the C border: each result is compared with the
-//! reference. Then the same graph is computed again, with other inputs, from memory where the device remembers it.
+//! Graphs of random operations on both families' stand-ins, through the C border: each result is
+//! compared with the reference. Then the same graph is computed again, with other inputs, from
+//! memory where the device remembers it.
 //!
 //! `build` makes a graph from the bytes, in `memory`; `compare` computes and checks it.
 //!

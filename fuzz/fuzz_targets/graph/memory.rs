@@ -1,4 +1,4 @@
-//! The memory that the tensors of a graph lie in.
+//! The memory that the tensors of a graph are in.
 
 use ggml_rust_npu::abi::*;
 use ggml_rust_npu_fuzz::border::*;

@@ -26,8 +26,8 @@ pub type AvailableStack = unsafe extern "C" fn() -> u64;
 /// ggml-hexagon htp/main.c calls it for v79 and later.
 pub type ProtectedCorners = unsafe extern "C" fn(*mut c_void, u8) -> c_int;
 
-/// The function that the resource manager calls when a client of higher priority waits for a resource: its number, and the
-/// last argument of [`SetReleaseCallback`]. It must not block.
+/// The function that the resource manager calls when a client of higher priority waits for a
+/// resource: its number, and the last argument of [`SetReleaseCallback`]. It must not block.
 ///
 /// SOURCE: public copies of Qualcomm's `HAP_compute_res.h`, as for the two below.
 pub type ReleaseCallback = unsafe extern "C" fn(c_uint, *mut c_void) -> c_int;
@@ -56,8 +56,8 @@ unsafe extern "C" {
     /// Sets the priority with which the resource is held.
     #[linkage = "extern_weak"]
     pub static compute_resource_update_priority: Option<UpdatePriority>;
-    /// Allows the highest clocks of the bus. Only libraries for V79 and later import it: the shells of
-    /// older chips do not export it, and some loaders refuse what is weak and missing.
+    /// Allows the highest clocks of the bus. Only libraries for V79 and later import it: the shells
+    /// of older chips do not export it, and some loaders refuse what is weak and missing.
     #[linkage = "extern_weak"]
     pub static sysmon_set_dcvs_v3_protected_bus_corners: Option<ProtectedCorners>;
 }

@@ -15,7 +15,8 @@ use crate::{hap, log, power};
 
 /// Set when the handle is being closed: the call that serves returns.
 pub static CLOSING: AtomicBool = AtomicBool::new(false);
-/// Set when others want the VTCM that a call has: a call that serves returns after the current submission.
+/// Set when others want the VTCM that a call has: a call that serves returns after the current
+/// submission.
 pub static VTCM_WANTED: AtomicBool = AtomicBool::new(false);
 
 /// The DSP around the loop.

@@ -9,10 +9,10 @@
 //!
 //! SOURCE: layouts as re-derived and asserted by a public BSD-3-Clause-Clear header
 //! (CDSP_PEAK_HAP_POWER_H), and by tinygrad (MIT) for the place of the payload; which votes are
-//! needed, and those of full speed, llama.cpp ggml-hexagon htp/main.c; numbers of corners and options,
-//! public copies of Qualcomm's HAP_power.h; balanced, an example of Qualcomm's SDK (from SVS to TURBO
-//! around NOM). Saver has the option and the missing limits of Halide's runtime for Hexagon; its
-//! corner is our choice. Not run on a device.
+//! needed, and those of full speed, llama.cpp ggml-hexagon htp/main.c; numbers of corners and
+//! options, public copies of Qualcomm's HAP_power.h; balanced, an example of Qualcomm's SDK (from
+//! SVS to TURBO around NOM). Saver has the option and the missing limits of Halide's runtime for
+//! Hexagon; its corner is our choice. Not run on a device.
 
 use core::ffi::c_void;
 
@@ -68,8 +68,8 @@ impl Request {
         Self(bytes)
     }
 
-    /// Lets a vote for the bus reach corners that are kept for few programs, where there are such: from
-    /// v79 on, the highest is one.
+    /// Lets a vote for the bus reach corners that are kept for few programs, where there are such:
+    /// from v79 on, the highest is one.
     fn allow_protected_corners(&mut self) {
         if crate::session::ARCH < 79 {
             return;

@@ -32,9 +32,9 @@ const HANDLE: u64 = 1;
 /// they are idle, or when they are asked to.
 const ACQUIRE_US: u32 = 100_000;
 const ACQUIRE_TURNS: u32 = 100;
-/// Difference between the priority of the calling thread and that with which VTCM is held. Larger numbers are lower
-/// priorities, and the resource manager asks for a release only if a client of higher priority waits: so sessions of equal
-/// priority, ggml-hexagon's among them, are asked, too.
+/// Difference between the priority of the calling thread and that with which VTCM is held. Larger
+/// numbers are lower priorities, and the resource manager asks for a release only if a client of
+/// higher priority waits: so sessions of equal priority, ggml-hexagon's among them, are asked, too.
 ///
 /// SOURCE: llama.cpp ggml-hexagon htp/main.c (`vtcm_acquire`), with the same difference.
 const HOLDING_PRIORITY: u16 = 10;
@@ -193,7 +193,8 @@ fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
     result
 }
 
-/// Takes the matrix unit for the thread that computes with it, whose the lock is. Returns `false` if it is refused.
+/// Takes the matrix unit for the thread that computes with it, whose the lock is. Returns `false`
+/// if it is refused.
 fn lock_matrix(server: &Loop, resource: c_uint) -> bool {
     let mut refused = 0;
     server.on_matrix_thread(|| refused = hap::compute_resource_hmx_lock(resource));
@@ -210,8 +211,9 @@ fn unlock_matrix(server: &Loop, resource: c_uint) {
     });
 }
 
-/// Returns `true` if the resource manager asks for VTCM when a client with the priority of this thread waits for it. Shells of
-/// some chips (V68) lack the function that lowers a holder's priority.
+/// Returns `true` if the resource manager asks for VTCM when a client with the priority of this
+/// thread waits for it. Shells of some chips (V68) lack the function that lowers a holder's
+/// priority.
 pub fn is_asked_for_vtcm() -> bool {
     // SAFETY: the loader has set it, and nothing writes it.
     let update = unsafe { hap::compute_resource_update_priority };
@@ -220,7 +222,8 @@ pub fn is_asked_for_vtcm() -> bool {
     update.is_some() && set.is_some()
 }
 
-/// Has the resource manager ask for a resource when a client with the priority of this thread waits.
+/// Has the resource manager ask for a resource when a client with the priority of this thread
+/// waits.
 fn hold_with_low_priority(resource: c_uint) {
     // SAFETY: the loader has set it, and nothing writes it.
     let Some(update) = (unsafe { hap::compute_resource_update_priority }) else {
@@ -248,7 +251,8 @@ struct Lent {
 }
 
 impl Lent {
-    /// Waits for all of the VTCM, and the right to lock the matrix unit if `has_matrix`. A call that serves and does not get it can be made again.
+    /// Waits for all of the VTCM, and the right to lock the matrix unit if `has_matrix`. A call
+    /// that serves and does not get it can be made again.
     fn new(method: u32, has_matrix: bool) -> Result<Self, i32> {
         let turns = match (method, has_matrix && ARCH < 73) {
             (METHOD_SERVE, _) => 1,

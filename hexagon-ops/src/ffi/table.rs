@@ -1,4 +1,5 @@
-//! The table of libcdsprpc's functions that the host code calls, filled by a loader or by the stand-in.
+//! The table of libcdsprpc's functions that the host code calls, filled by a loader or by the
+//! stand-in.
 #![expect(
     unsafe_code,
     reason = "a symbol's address becomes a typed function pointer here"
@@ -14,7 +15,8 @@ macro_rules! api_table {
         { $($(#[$doc:meta])* $field:ident = $symbol:literal: $ty:ty;)* }
         optional { $($(#[$odoc:meta])* $ofield:ident = $osymbol:literal: $oty:ty;)* }
     ) => {
-        /// The functions of libcdsprpc that the host uses. Those that return an integer return a [`super::code`].
+        /// The functions of libcdsprpc that the host uses. Those that return an integer return a
+        /// [`super::code`].
         #[derive(Clone, Copy, Debug)]
         pub struct Api {
             $($(#[$doc])* pub $field: $ty,)*
@@ -28,10 +30,12 @@ macro_rules! api_table {
             /// Fills the table by asking `lookup` for the address of each of [`SYMBOLS`].
             ///
             /// # Errors
-            /// Whatever `lookup` returns for the first name it cannot find, if older libraries have that name too.
+            /// Whatever `lookup` returns for the first name it cannot find, if older libraries have
+            /// that name too.
             ///
             /// # Safety
-            /// - An address that `lookup` returns is not null and is that of the libcdsprpc function of that name.
+            /// - An address that `lookup` returns is not null and is that of the libcdsprpc
+            ///   function of that name.
             /// - The functions stay callable for as long as the table or a copy of it is used.
             pub unsafe fn from_symbols<E>(
                 mut lookup: impl FnMut(&'static str) -> Result<*const c_void, E>,
@@ -39,8 +43,8 @@ macro_rules! api_table {
                 Ok(Self {
                     $($field: {
                         let address = lookup($symbol)?;
-                        // SAFETY: the caller vouches that this is the function of that name, whose C prototype is the
-                        // field's type.
+                        // SAFETY: the caller vouches that this is the function of that name, whose
+                        // C prototype is the field's type.
                         unsafe { std::mem::transmute::<*const c_void, $ty>(address) }
                     },)*
                     $($ofield: match lookup($osymbol) {
@@ -64,7 +68,8 @@ api_table! {
         rpcmem_free = "rpcmem_free": unsafe extern "C" fn(*mut c_void);
         /// Its file descriptor; -1 for other addresses.
         rpcmem_to_fd = "rpcmem_to_fd": unsafe extern "C" fn(*mut c_void) -> c_int;
-        /// Loads a module into the process on the DSP, and starts that process if need be: (URI, out handle).
+        /// Loads a module into the process on the DSP, and starts that process if need be: (URI,
+        /// out handle).
         remote_handle64_open = "remote_handle64_open":
             unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int;
         /// Calls a method and blocks until it returns: (handle, [`super::Scalars`], arguments).
@@ -81,7 +86,8 @@ api_table! {
         /// Request about a handle: (handle, request, struct, its bytes).
         remote_handle64_control = "remote_handle64_control":
             unsafe extern "C" fn(Handle, u32, *mut c_void, u32) -> c_int;
-        /// Lets a session map memory: (effective domain, descriptor, address or null, offset, bytes, flags).
+        /// Lets a session map memory: (effective domain, descriptor, address or null, offset,
+        /// bytes, flags).
         fastrpc_mmap = "fastrpc_mmap":
             unsafe extern "C" fn(c_int, c_int, *mut c_void, c_int, usize, c_int) -> c_int;
         /// Takes that back: (effective domain, descriptor, address or null, bytes).
@@ -91,9 +97,11 @@ api_table! {
     optional {
         /// As `rpcmem_alloc`, without its limit; missing in older libraries.
         rpcmem_alloc2 = "rpcmem_alloc2": unsafe extern "C" fn(c_int, u32, usize) -> *mut c_void;
-        /// Makes the allocator ready. The open library does so itself, and forgets its allocations when it is called again.
+        /// Makes the allocator ready. The open library does so itself, and forgets its allocations
+        /// when it is called again.
         ///
-        /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`fastrpc_init_once`), src/rpcmem_linux.c.
+        /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`fastrpc_init_once`),
+        /// src/rpcmem_linux.c.
         rpcmem_init = "rpcmem_init": unsafe extern "C" fn();
     }
 }

@@ -9,9 +9,11 @@ use core::arch::asm;
 use super::{Fault, Form, MAX_DEEP, ScaleBlock};
 use crate::layout::{F16_TILE_BYTES, Tile};
 
-/// The operand of a store beside its address: a tile's last byte on V68 and V69, as their programs have it.
+/// The operand of a store beside its address: a tile's last byte on V68 and V69, as their programs
+/// have it.
 ///
-/// SOURCE: "HMX feature validation on Snapdragon 888" for 2047, llama.cpp ggml-hexagon htp/hmx-utils.h for 0.
+/// SOURCE: "HMX feature validation on Snapdragon 888" for 2047, llama.cpp ggml-hexagon
+/// htp/hmx-utils.h for 0.
 const STORE_RANGE: usize = if cfg!(target_feature = "hvxv73") {
     0
 } else {
@@ -26,10 +28,11 @@ impl Hmx {
     /// Creates the proof without taking the unit.
     ///
     /// # Safety
-    /// - Unless `form` is [`Form::Vectors`], each thread that calls a method holds the HMX lock and the power vote for HMX at that time
-    ///   (a step's part for the unit stays on such a thread for this reason).
+    /// - Unless `form` is [`Form::Vectors`], each thread that calls a method holds the HMX lock and
+    ///   the power vote for HMX at that time (a step's part for the unit stays on such a thread for
+    ///   this reason).
     /// - No other `Hmx` exists meanwhile.
-    /// - Tiles and scale blocks passed to its methods lie in VTCM, mapped as one page.
+    /// - Tiles and scale blocks passed to its methods are in VTCM, mapped as one page.
     #[must_use]
     pub unsafe fn assume_held(form: Form) -> Self {
         Self(form)

@@ -60,7 +60,8 @@ impl Hmx {
         }
     }
 
-    /// Has stores clip results to less than 2, as a unit without scales does with the control block of a unit with scales.
+    /// Has stores clip results to less than 2, as a unit without scales does with the control block
+    /// of a unit with scales.
     #[must_use]
     pub fn clipping(mut self) -> Self {
         self.clips = true;
@@ -83,7 +84,7 @@ impl Hmx {
         self.fault.get_or_insert(fault);
     }
 
-    /// Returns `true` if a slice lies in VTCM, and remembers a fault if not.
+    /// Returns `true` if a slice is in VTCM, and remembers a fault if not.
     fn check<T>(&mut self, operand: &[T]) -> bool {
         let operand = span(operand.as_ptr(), size_of_val(operand));
         let inside = self.vtcm.start <= operand.start && operand.end <= self.vtcm.end;
@@ -100,7 +101,7 @@ impl Hmx {
 
     /// Sets the scale of the following stores: `bias = mxmem2(Rs)`.
     pub fn load_scale(&mut self, block: &ScaleBlock) {
-        if self.form == Form::Plain && *block != ScaleBlock::ZERO {
+        if self.form == Form::RoundOnly && *block != ScaleBlock::ZERO {
             return self.fail(Fault::Control);
         }
         if self.check(core::slice::from_ref(block)) {
@@ -147,7 +148,7 @@ impl Hmx {
         let accumulator = &mut self.accumulators[self.current];
         let scale = match self.form {
             // The zero block of the older form leaves products unchanged.
-            Form::Plain => &ScaleBlock::ONE,
+            Form::RoundOnly => &ScaleBlock::ONE,
             Form::Scaling | Form::Vectors => &self.scale,
         };
         let overflow = widest(Store {

@@ -12,8 +12,9 @@
 //! the host version checks the rest and remembers the first [`Fault`]. Inputs must be finite and at
 //! most 65504; the result of larger ones differs between chips.
 //!
-//! V68 and V69 have an older form, [`Form::Plain`]: stores only round, and their control block is zero. Where the unit is
-//! missing, or its self-test fails, [`vectors`] computes the products of the same tiles.
+//! V68 and V69 have an older form, [`Form::RoundOnly`]: stores only round, and their control block
+//! is zero. Where the unit is missing, or its self-test fails, [`vectors`] computes the products of
+//! the same tiles.
 //!
 //! SOURCE: encodings and packet rules, public emulators that quote the Hexagon V81 HMX Programmer's
 //! Reference Manual 80-N2040-62; checked against the words of Qualcomm's own libraries (V68, V73,
@@ -53,9 +54,9 @@ pub enum Form {
     Scaling,
     /// The unit of V68 and V69, whose stores only round.
     ///
-    /// SOURCE: "HMX feature validation on Snapdragon 888", 87 programs on a V68 phone: FP16 tiles, deep activations and stores
-    /// work with a zero control block; V73's block clips results there.
-    Plain,
+    /// SOURCE: "HMX feature validation on Snapdragon 888", 87 programs on a V68 phone: FP16 tiles,
+    /// deep activations and stores work with a zero control block; V73's block clips results there.
+    RoundOnly,
     /// No unit: [`vectors`] computes them.
     Vectors,
 }
@@ -65,7 +66,7 @@ impl Form {
     #[must_use]
     pub const fn of_arch(arch: u32) -> Self {
         if arch < 73 {
-            Self::Plain
+            Self::RoundOnly
         } else {
             Self::Scaling
         }
@@ -76,7 +77,7 @@ impl Form {
     pub const fn unchanged(self) -> ScaleBlock {
         match self {
             Self::Scaling | Self::Vectors => ScaleBlock::ONE,
-            Self::Plain => ScaleBlock::ZERO,
+            Self::RoundOnly => ScaleBlock::ZERO,
         }
     }
 }
@@ -92,7 +93,7 @@ pub struct ScaleBlock([u32; 64]);
 impl ScaleBlock {
     /// A block with scale 1 and bias 0, which leaves the product unchanged.
     pub const ONE: Self = Self::splat(0x3c00);
-    /// The control block of a [`Form::Plain`] unit.
+    /// The control block of a [`Form::RoundOnly`] unit.
     pub const ZERO: Self = Self([0; 64]);
 
     /// Returns a block with one scale (bits of an f16) for all columns, bias 0.
@@ -120,7 +121,7 @@ impl ScaleBlock {
 /// A violation that the hardware would not report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// An operand lies outside VTCM, wholly or partly.
+    /// An operand is outside VTCM, wholly or partly.
     #[error("an operand lies outside of VTCM")]
     OutsideVtcm,
     /// Activations and weights differ in length, or are not 1 to 32 tiles.
@@ -131,7 +132,7 @@ pub enum Fault {
         /// Tiles of weights.
         weights: usize,
     },
-    /// The control block of a [`Form::Plain`] unit is not zero.
+    /// The control block of a [`Form::RoundOnly`] unit is not zero.
     #[error("the control block of a unit without scales is not zero")]
     Control,
     /// The unit was used on a chip that has none.

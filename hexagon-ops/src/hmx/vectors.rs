@@ -19,7 +19,8 @@ use crate::layout::{Line, TILE_DIM, Tile};
 const PAIRS: usize = 4;
 const ALL_PAIRS: usize = TILE_DIM / 2;
 
-/// Computes up to 32 rows of one strip, as [`Hmx`] would with any number of calls of `multiply` and one of `store`.
+/// Computes up to 32 rows of one strip, as [`Hmx`] would with any number of calls of `multiply` and
+/// one of `store`.
 ///
 /// - `act`: 32 rows, tiles of K one after the other
 /// - `weights`: as many tiles of one strip
@@ -48,7 +49,8 @@ impl hvx::Kernel for Product<'_> {
 
     #[inline(always)]
     fn run(self) {
-        // A word of the block has the scale in its lower half; both halves of a product's word are scaled.
+        // A word of the block has the scale in its lower half; both halves of a product's word are
+        // scaled.
         let halves = (self.scale & 0xffff) as u16;
         let (scale, _) = hvx::widen_mul_f16(hvx::splat_h(halves), hvx::splat_h(0x3c00));
         let (act, weights) = (self.act, self.weights);

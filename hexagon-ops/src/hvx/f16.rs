@@ -28,8 +28,8 @@ pub(super) fn from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let sign = (bits >> 16) & 0x8000;
-    // Normal results: round the 13 bits that fall off, then move the exponent's bias. Smaller numbers wrap, and are not
-    // used.
+    // Normal results: round the 13 bits that fall off, then move the exponent's bias. Smaller
+    // numbers wrap, and are not used.
     let half_less = 0xfff + ((magnitude >> 13) & 1);
     let normal = magnitude.wrapping_sub(0x3800_0000).wrapping_add(half_less) >> 13;
     // Subnormal results: adding 0.5 puts the last bit of f16 at the last bit of the sum, and the

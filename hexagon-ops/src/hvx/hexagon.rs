@@ -47,8 +47,9 @@ vector_ops! {
     or(a, b) = Q6_V_vor_VV(a, b);
     /// Returns the bitwise exclusive or: `Q6_V_vxor_VV`.
     xor(a, b) = Q6_V_vxor_VV(a, b);
-    /// Moves bytes through seven levels, of distances 64, 32, 16, 8, 4, 2 and 1: at each, byte k becomes the one at k or, where
-    /// byte k of `route` has the distance's bit, at k ^ distance: `Q6_V_vdelta_VV`.
+    /// Moves bytes through seven levels, of distances 64, 32, 16, 8, 4, 2 and 1: at each, byte k
+    /// becomes the one at k or, where byte k of `route` has the distance's bit, at k ^ distance:
+    /// `Q6_V_vdelta_VV`.
     move_bytes(a, route) = Q6_V_vdelta_VV(a, route);
     /// Returns the wrapping sum of words: `Q6_Vw_vadd_VwVw`.
     add_w(a, b) = Q6_Vw_vadd_VwVw(a, b);
@@ -78,8 +79,8 @@ vector_ops! {
     /// Returns, in each word, the sum of four products of unsigned bytes of `a` and signed bytes of
     /// `b`: `Q6_Vw_vrmpy_VubVb`.
     dot4_each(a, b) = Q6_Vw_vrmpy_VubVb(a, b);
-    /// Returns, in each word, the sum of two products of signed halfwords of `a` and `b`, limited to
-    /// a word: `Q6_Vw_vdmpy_VhVh_sat`.
+    /// Returns, in each word, the sum of two products of signed halfwords of `a` and `b`, limited
+    /// to a word: `Q6_Vw_vdmpy_VhVh_sat`.
     dot2_each(a, b) = Q6_Vw_vdmpy_VhVh_sat(a, b);
     /// Returns the even bytes of `a` in even places, even bytes of `b` in odd places:
     /// `Q6_Vb_vshuffe_VbVb`.
@@ -271,7 +272,8 @@ pub fn load_bytes(from: &[u8; 128]) -> Vector {
 /// Writes 128 bytes at any address: a `vmemu` store.
 #[inline(always)]
 pub fn store_bytes(to: &mut [u8; 128], v: Vector) {
-    // SAFETY: the bytes have the size of a vector, any bits are bytes, and the write assumes no alignment.
+    // SAFETY: the bytes have the size of a vector, any bits are bytes, and the write assumes no
+    // alignment.
     unsafe {
         core::ptr::from_mut(to)
             .cast::<arch::HvxVector>()
@@ -332,11 +334,12 @@ pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
     Vector(unsafe { arch::Q6_Vb_vlut32_VbVbR_nomatch(index.0, table.0, 0) })
 }
 
-/// Looks the five low bits of each byte of `index` up among the 32 halfwords of one of the two tables
-/// that a vector holds: `Q6_Vb_vlut32_VbVbR_nomatch` for lower and for upper bytes, [`interleave_b`].
+/// Looks the five low bits of each byte of `index` up among the 32 halfwords of one of the two
+/// tables that a vector holds: `Q6_Vb_vlut32_VbVbR_nomatch` for lower and for upper bytes,
+/// [`interleave_b`].
 ///
-/// Entry e of table `TABLE` is halfword 32 · `TABLE` + e. Returns the entries of the even bytes, then
-/// those of the odd bytes.
+/// Entry e of table `TABLE` is halfword 32 · `TABLE` + e. Returns the entries of the even bytes,
+/// then those of the odd bytes.
 #[must_use]
 #[inline(always)]
 pub fn lookup32_of<const TABLE: i32>(index: Vector, table: Vector) -> (Vector, Vector) {
@@ -502,7 +505,8 @@ mod float {
         split(unsafe { arch::Q6_Wsf_vmpy_VhfVhf(a.0, b.0) })
     }
 
-    /// Returns the sums of `(even, odd)` and the exact f32 products of f16 lanes: `Q6_Wsf_vmpyacc_WsfVhfVhf`.
+    /// Returns the sums of `(even, odd)` and the exact f32 products of f16 lanes:
+    /// `Q6_Wsf_vmpyacc_WsfVhfVhf`.
     #[must_use]
     #[inline(always)]
     pub fn widen_mul_add_f16(

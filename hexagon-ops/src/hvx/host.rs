@@ -27,9 +27,9 @@ macro_rules! lanes {
     }};
 }
 
-/// Declares a portable form that has an accelerated one on x86-64. It is a function of its own: every
-/// kernel would contain it many times, which took most of the time that kernels take to compile. The
-/// stand-in alone runs it.
+/// Declares a portable form that has an accelerated one on x86-64. It is a separate function: every
+/// kernel would contain it many times, which took most of the time that kernels take to compile.
+/// The stand-in alone runs it.
 macro_rules! portable {
     ($(#[$attribute:meta])* fn $($rest:tt)+) => {
         $(#[$attribute])*
@@ -149,8 +149,9 @@ pub fn xor(a: Vector, b: Vector) -> Vector {
     lanes!(u32, 32; a, b => a ^ b)
 }
 
-/// Moves bytes through seven levels, of distances 64, 32, 16, 8, 4, 2 and 1: at each, byte k becomes the one at k or, where
-/// byte k of `route` has the distance's bit, at k ^ distance: `Q6_V_vdelta_VV`.
+/// Moves bytes through seven levels, of distances 64, 32, 16, 8, 4, 2 and 1: at each, byte k
+/// becomes the one at k or, where byte k of `route` has the distance's bit, at k ^ distance:
+/// `Q6_V_vdelta_VV`.
 #[must_use]
 #[inline(always)]
 pub fn move_bytes(a: Vector, route: Vector) -> Vector {
@@ -449,11 +450,12 @@ pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
     portable(index, table)
 }
 
-/// Looks the five low bits of each byte of `index` up among the 32 halfwords of one of the two tables
-/// that a vector holds: `Q6_Vb_vlut32_VbVbR_nomatch` for lower and for upper bytes, [`interleave_b`].
+/// Looks the five low bits of each byte of `index` up among the 32 halfwords of one of the two
+/// tables that a vector holds: `Q6_Vb_vlut32_VbVbR_nomatch` for lower and for upper bytes,
+/// [`interleave_b`].
 ///
-/// Entry e of table `TABLE` is halfword 32 · `TABLE` + e. Returns the entries of the even bytes, then
-/// those of the odd bytes.
+/// Entry e of table `TABLE` is halfword 32 · `TABLE` + e. Returns the entries of the even bytes,
+/// then those of the odd bytes.
 #[must_use]
 #[inline(always)]
 pub fn lookup32_of<const TABLE: i32>(index: Vector, table: Vector) -> (Vector, Vector) {

@@ -86,7 +86,8 @@ pub const HAS_IEEE: bool = cfg!(any(
     target_feature = "hvx-ieee-fp"
 ));
 
-/// The byte that [`spread_b`] puts above another one with IEEE arithmetic: above the byte u it reads as the f16 1024 + u.
+/// The byte that [`spread_b`] puts above another one with IEEE arithmetic: above the byte u it
+/// reads as the f16 1024 + u.
 pub const SPREAD_EXPONENT: u8 = 0x64;
 
 /// Returns the f16 of unsigned bytes less `zero`, (even bytes, odd bytes): [`spread_b`],
@@ -98,8 +99,8 @@ pub fn f16_from_b(bytes: Vector, zero: u8) -> (Vector, Vector) {
     (f16_from_spread(even, zero), f16_from_spread(odd, zero))
 }
 
-/// Returns the halfwords of `a` shifted right by `COUNT`, zeros shifted in, as [`shr_h`] does. Takes a
-/// multiplier instead of the only shift unit.
+/// Returns the halfwords of `a` shifted right by `COUNT`, zeros shifted in, as [`shr_h`] does.
+/// Takes a multiplier instead of the only shift unit.
 #[must_use]
 #[inline(always)]
 pub fn shr_by_mul_h<const COUNT: u32>(a: Vector) -> Vector {
@@ -174,7 +175,8 @@ pub fn widest<K: Kernel>(kernel: K) -> K::Output {
     }
 }
 
-/// Runs `kernel` in a function. Inlined, the constants of all kernels of an operation would want registers at once.
+/// Runs `kernel` in a function that is not inlined: the constants of all kernels in one function
+/// would compete for vector registers.
 #[cfg(target_arch = "hexagon")]
 #[inline(never)]
 fn apart<K: Kernel>(kernel: K) -> K::Output {

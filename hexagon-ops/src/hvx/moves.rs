@@ -1,5 +1,5 @@
-//! Moves of rows that have equal distances, checked together: a row of a few lines takes a few packets, where a call of
-//! `memcpy` takes twenty.
+//! Moves of rows that have equal distances, checked together: a row of a few lines takes a few
+//! packets, where a call of `memcpy` takes twenty.
 
 use super::{load, load_bytes, store, store_bytes};
 use crate::layout::{LINE_BYTES, Line};
@@ -21,15 +21,16 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Returns the bytes from the first row's first to the last row's last at `stride`; `None` if that overflows, or if there
-    /// is no row.
+    /// Returns the bytes from the first row's first to the last row's last at `stride`; `None` if
+    /// that overflows, or if there is no row.
     fn reach(&self, stride: usize) -> Option<usize> {
         let last = self.count.checked_sub(1)?.checked_mul(stride)?;
         last.checked_add(self.row_bytes)
     }
 }
 
-/// Moves rows, the first of which starts with `to` and with `from`. Rows that end after either are left out.
+/// Moves rows, the first of which starts with `to` and with `from`. Rows that end after either are
+/// left out.
 pub fn move_rows(to: &mut [u8], from: &[u8], rows: Moved) {
     let bytes = rows.row_bytes;
     if (rows.to_stride, rows.from_stride) == (bytes, bytes) {
@@ -59,11 +60,12 @@ pub fn move_rows(to: &mut [u8], from: &[u8], rows: Moved) {
         true => bytes / LINE_BYTES,
         false => 0,
     };
-    // Not by a pointer to the function: a library for the DSP has no calls whose stack cannot be reckoned.
+    // Not by a pointer to the function: a library for the DSP has no calls whose stack cannot be
+    // reckoned.
     macro_rules! by {
         ($is_aligned:literal, $lines:literal) => {
-            // SAFETY: `is_inside` says that the last row, and so each one, ends inside both; alignment and lines are those of
-            // the rows.
+            // SAFETY: `is_inside` says that the last row, and so each one, ends inside both;
+            // alignment and lines are those of the rows.
             unsafe { by_lines::<$is_aligned, $lines>(to.as_mut_ptr(), from.as_ptr(), rows) }
         };
     }

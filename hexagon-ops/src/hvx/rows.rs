@@ -1,6 +1,7 @@
 //! Vectors of rows that have the same distance from each other, checked together.
 //!
-//! With a check for each row, the compiler would compute each row after the store of the one before.
+//! With a check for each row, the compiler would compute each row after the store of the one
+//! before.
 
 use super::{Vector, load_f32, store_f32};
 
@@ -20,8 +21,8 @@ pub struct RowGroups<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> RowGroups<'a, N> {
-    /// Takes elements 0, `step`, 2 · `step` and so on as rows; `None` if there are fewer than `groups`
-    /// groups, or no group.
+    /// Takes elements 0, `step`, 2 · `step` and so on as rows; `None` if there are fewer than
+    /// `groups` groups, or no group.
     #[must_use]
     #[inline(always)]
     pub fn new(elems: &'a [[f32; 32]], step: usize, groups: usize) -> Option<Self> {
@@ -47,8 +48,9 @@ impl<'a, const N: usize> RowGroups<'a, N> {
     }
 }
 
-/// Replaces `groups` groups of `N` rows, elements 0, `step`, 2 · `step` and so on, by `f` of a group's number and
-/// its rows, as `vmemu` loads and stores. Returns `false` and changes nothing if there are fewer.
+/// Replaces `groups` groups of `N` rows, elements 0, `step`, 2 · `step` and so on, by `f` of a
+/// group's number and its rows, as `vmemu` loads and stores. Returns `false` and changes nothing if
+/// there are fewer.
 #[must_use]
 #[inline(always)]
 pub fn update_rows<const N: usize>(

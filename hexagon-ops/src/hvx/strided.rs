@@ -5,8 +5,8 @@ use core::marker::PhantomData;
 use super::{Vector, load, load_bytes, splat_w};
 use crate::layout::{LINE_BYTES, TILE_DIM};
 
-/// Vectors at equal distances: the first lines of rows of a tensor, for example. `WIDTH` of them follow each other at each
-/// place. Vectors of `ALIGNED` ones are aligned to their length.
+/// Vectors at equal distances: the first lines of rows of a tensor, for example. `WIDTH` of them
+/// follow each other at each place. Vectors of `ALIGNED` ones are aligned to their length.
 ///
 /// All of them are inside memory that was checked once, so that loops over them have no branches.
 #[derive(Clone, Copy, Debug)]
@@ -18,8 +18,8 @@ pub struct StridedVectors<'a, const WIDTH: usize = 1, const ALIGNED: bool = fals
 }
 
 impl<'a, const WIDTH: usize> StridedVectors<'a, WIDTH> {
-    /// Returns `count` places, the first of which starts with `bytes`; `None` if the last one ends after them, or if
-    /// there are none.
+    /// Returns `count` places, the first of which starts with `bytes`; `None` if the last one ends
+    /// after them, or if there are none.
     #[must_use]
     #[inline(always)]
     pub fn new(bytes: &'a [u8], stride_bytes: usize, count: usize) -> Option<Self> {
@@ -77,8 +77,8 @@ impl<'a, const ALIGNED: bool> Square<'a, ALIGNED> {
         self.fours(1, 4)
     }
 
-    /// Returns fours whose vectors are `apart` vectors from one another, and that start `step` vectors after each other:
-    /// the last vector is 3 · `apart` + 7 · `step` = 31.
+    /// Returns fours whose vectors are `apart` vectors from one another, and that start `step`
+    /// vectors after each other: the last vector is 3 · `apart` + 7 · `step` = 31.
     #[inline(always)]
     fn fours(self, apart: usize, step: usize) -> Fours<'a, ALIGNED> {
         let StridedVectors {
@@ -115,7 +115,8 @@ pub struct Fours<'a, const ALIGNED: bool> {
 impl<const ALIGNED: bool> Fours<'_, ALIGNED> {
     /// Returns one of the current four vectors.
     ///
-    /// One at a time, so that a caller can store others between them: the compiler does not move a load past a store.
+    /// One at a time, so that a caller can store others between them: the compiler does not move a
+    /// load past a store.
     #[must_use]
     #[inline(always)]
     pub fn load<const I: usize>(&self) -> Vector {

@@ -80,14 +80,14 @@ impl PanelLayout {
                 });
             }
             WeightType::Q4_0 | WeightType::Iq4Nl => {
-                hvx::widest(BlockColumns::<18, 2, 4, PLAIN> {
+                hvx::widest(BlockColumns::<18, 2, 4, AS_IS> {
                     columns: &columns,
                     quants,
                     planes,
                 });
             }
             WeightType::Q4_1 => {
-                hvx::widest(BlockColumns::<20, 4, 4, PLAIN> {
+                hvx::widest(BlockColumns::<20, 4, 4, AS_IS> {
                     columns: &columns,
                     quants,
                     planes,
@@ -109,7 +109,7 @@ impl PanelLayout {
                 }
             }
             WeightType::Mxfp4 => {
-                hvx::widest(BlockColumns::<17, 1, 4, PLAIN> {
+                hvx::widest(BlockColumns::<17, 1, 4, AS_IS> {
                     columns: &columns,
                     quants,
                     planes,
@@ -155,7 +155,7 @@ impl PanelLayout {
 }
 
 /// Codes of quants: as they are, flipped, and 5 bits of which ggml has one apart.
-const PLAIN: u8 = 0;
+const AS_IS: u8 = 0;
 const SIGNED: u8 = 1;
 const FIVE_BITS: u8 = 2;
 

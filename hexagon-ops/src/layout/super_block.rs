@@ -50,8 +50,8 @@
 //!                     then of k 16..32: m in high nibbles, s in low ones
 //! ```
 //!
-//! In Q4_K and Q5_K each half holds the 6-bit scales s and minima m of the even or the odd tiles, so that one mask
-//! or one shift of a line gives those of two tiles, as words of two halves.
+//! In Q4_K and Q5_K each half holds the 6-bit scales s and minima m of the even or the odd tiles,
+//! so that one mask or one shift of a line gives those of two tiles, as words of two halves.
 
 mod by_16;
 mod by_32;

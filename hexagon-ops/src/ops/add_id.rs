@@ -1,6 +1,6 @@
 //! ADD_ID: rows of a table, named by numbers, added to the rows of a source.
 
-use super::copy::{check_indices, checked, is_plain};
+use super::copy::{check_indices, checked, is_dense_f32};
 use super::elementwise::{Binary, Function, load, map_row, same_shape};
 use super::tensor::{ARITHMETIC, Run, Source, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
@@ -33,8 +33,8 @@ impl hvx::Kernel for AddRow<'_> {
     }
 }
 
-/// Adds rows of a table, elements from its first row and from one to the next, to the rows of a run. All are f32 without gaps
-/// inside, and the numbers were checked.
+/// Adds rows of a table, elements from its first row and from one to the next, to the rows of a
+/// run. All are f32 without gaps inside, and the numbers were checked.
 fn add_rows(mut run: Run<'_>, view: &View<'_>, (table, step): (&[f32], usize), ids: &View<'_>) {
     let ([first, token, _], count, n) = (run.at, run.count, run.len());
     let (Some((mut a, stride)), Some((mut out, out_stride))) =
@@ -56,8 +56,9 @@ fn add_rows(mut run: Run<'_>, view: &View<'_>, (table, step): (&[f32], usize), i
 /// Computes `dst[i2][i1] = src0[i2][i1] + src1[ids[i2][i1]]`.
 ///
 /// # Errors
-/// `Operand` unless source and result are floats of one shape, src1 is a matrix of floats with rows of their length, and
-/// there is a number for each index of dimensions 1 and 2; `Index` as [`check_indices`].
+/// `Operand` unless source and result are floats of one shape, src1 is a matrix of floats with rows
+/// of their length, and there is a number for each index of dimensions 1 and 2; `Index` as
+/// [`check_indices`].
 pub fn add_id(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Result<()> {
     same_shape(&dst.shape, &src[0])?;
     let (table, ids) = (src[1].apart()?, src[2].apart()?);
@@ -70,7 +71,7 @@ pub fn add_id(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Resul
     let packets = || row_packets(n[0], ARITHMETIC);
     let rows = table.float_rows([0; 3], t[1]);
     if let (Source::Apart(view), Some(rows)) = (&src[0], rows)
-        && [&dst.shape, &view.shape].map(is_plain) == [true; 2]
+        && [&dst.shape, &view.shape].map(is_dense_f32) == [true; 2]
         && n[1] > 1
     {
         dst.for_parts(engine, packets, |part| {

@@ -284,8 +284,8 @@ impl<'a> AttentionPlan<'a> {
         self.tiles.as_ref().is_some_and(tile::TilePlan::copies_mask)
     }
 
-    /// Computes the attention on the matrix unit. Returns `false` if that is not possible, and `dst` is
-    /// to be computed by [`Self::run_by_dots`].
+    /// Computes the attention on the matrix unit. Returns `false` if that is not possible, and
+    /// `dst` is to be computed by [`Self::run_by_dots`].
     ///
     /// - `src`: operands of the shapes that were planned
     ///
@@ -331,7 +331,8 @@ impl<'a> AttentionPlan<'a> {
 /// Computes `dst = softmax(scale · q · kᵀ + slope · mask) · v` for each head and stream.
 ///
 /// - `dst`: f32 `[Dv, heads, queries, streams]`
-/// - `table`: exponentials in VTCM, not in the machine's part; without them, the matrix unit is not used
+/// - `table`: exponentials in VTCM, not in the machine's part; without them, the matrix unit is not
+///   used
 /// - VTCM: enough for a batch of queries; the batch is as large as fits
 ///
 /// # Errors

@@ -83,8 +83,9 @@ pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 
     Ok(())
 }
 
-/// Returns the same operation along dimension 1, with the dimensions up to `dim` as one, where dimension 2 or 3 of tensors
-/// without gaps is joined: their rows follow each other, and can be moved together.
+/// Returns the same operation along dimension 1, with the dimensions up to `dim` as one, where
+/// dimension 2 or 3 of tensors without gaps is joined: their rows follow each other, and can be
+/// moved together.
 fn joined<'d, 's>(
     dim: usize,
     dst: ViewMut<'d>,
@@ -135,9 +136,9 @@ fn join_rows(run: &mut Run<'_>, dim: usize, views: &[View<'_>; 2]) {
     }
 }
 
-/// Puts one element behind each of some rows of two or three, all f32 without gaps, as the latest inputs of a convolution
-/// meet those of a token: rows so short that a copy of each takes longer than its elements. Returns `false` and writes
-/// nothing if the rows are others.
+/// Puts one element behind each of some rows of two or three, all f32 without gaps, as the latest
+/// inputs of a convolution meet those of a token: rows so short that a copy of each takes longer
+/// than its elements. Returns `false` and writes nothing if the rows are others.
 fn join_windows(run: &mut Run<'_>, views: &[View<'_>; 2]) -> bool {
     let [past, new] = views
         .each_ref()
@@ -177,12 +178,12 @@ const WORDS: usize = LINE_BYTES / 4;
 /// Rows of four elements that a vector holds.
 const FOURS: usize = WORDS / 4;
 
-/// Returns the route by which [`move_bytes`] brings `count` elements of each row, which follow each other without gaps, to rows
-/// of four, starting with element `at` of each.
+/// Returns the route by which [`move_bytes`] brings `count` elements of each row, which follow each
+/// other without gaps, to rows of four, starting with element `at` of each.
 ///
-/// Elements only move to larger places, and keep their order. Then no two meet: at a level of distance d, elements that are at
-/// one place have equal bits below d of where they come from, and equal other bits of where they go, so that they were less
-/// than d apart, and were one.
+/// Elements only move to larger places, and keep their order. Then no two meet: at a level of
+/// distance d, elements that are at one place have equal bits below d of where they come from, and
+/// equal other bits of where they go, so that they were less than d apart, and were one.
 const fn route(count: usize, at: usize) -> Line {
     let mut bytes = [0; LINE_BYTES];
     let mut i = 0;
@@ -217,8 +218,8 @@ const fn filled(count: usize, at: usize) -> Line {
     Line(bytes)
 }
 
-/// Writes rows of four elements: three of `past` and one of `new`, which have no gaps. Returns the number of rows, which is less
-/// than all: memory is read by whole vectors.
+/// Writes rows of four elements: three of `past` and one of `new`, which have no gaps. Returns the
+/// number of rows, which is less than all: memory is read by whole vectors.
 struct JoinFours<'a> {
     out: &'a mut [[f32; WORDS]],
     past: &'a [f32],

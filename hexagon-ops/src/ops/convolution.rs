@@ -45,8 +45,8 @@ pub enum ConvolutionForm {
     Plane,
     /// CONV_2D_DW: w (width, height, 1, channels), x as above; a filter for each channel.
     EachChannel,
-    /// CONV_3D of this many channels: w (width, height, depth, channels · filters), x (width, height,
-    /// depth, channels · batch).
+    /// CONV_3D of this many channels: w (width, height, depth, channels · filters), x (width,
+    /// height, depth, channels · batch).
     Volume(usize),
     /// CONV_TRANSPOSE_1D: w (width, filters, channels), x (width, channels).
     TransposedLine,
@@ -93,7 +93,8 @@ impl<'a> Checked<'a> {
         let (weights, source) = (src[0].apart()?, src[1].apart()?);
         let ([w0, w1, w2, w3], [x0, x1, x2, x3]) = (weights.shape.ne, source.shape.ne);
         let [y0, y1, y2, y3] = dst.shape.ne;
-        // Sizes of the window and the source; channels of a filter, filters, batch; what must agree.
+        // Sizes of the window and the source; channels of a filter, filters, batch; what must
+        // agree.
         let (window, size, result, [channels, filters, batch], agree) = match params.form {
             ConvolutionForm::Plane => (
                 [w0, w1, 1],
@@ -369,8 +370,8 @@ impl PlanesTask<'_> {
 /// - `dst`: f32 without gaps
 ///
 /// # Errors
-/// `Operand` unless the operands are as above, or with more than [`WINDOW_TAPS`] taps; `VtcmFull` if
-/// the VTCM does not hold the lines of a filter.
+/// `Operand` unless the operands are as above, or with more than [`WINDOW_TAPS`] taps; `VtcmFull`
+/// if the VTCM does not hold the lines of a filter.
 pub fn convolution(
     engine: &Engine,
     vtcm: &mut [Tile],

@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::hvx;
 use crate::rt::Engine;
 
-/// Most elements of a row that is made of several shorter rows. Longer rows would leave too few for the threads.
+/// Most elements of a row that is made of several shorter rows. Longer rows would leave too few for
+/// the threads.
 const LONG_ROW: usize = 4096;
 
 /// Short rows that are converted at a time.
@@ -145,7 +146,8 @@ pub fn get_rows(
     Ok(())
 }
 
-/// Writes the rows of a run that numbers name, of a view that the run [takes](Run::takes). The numbers were checked.
+/// Writes the rows of a run that numbers name, of a view that the run [takes](Run::takes). The
+/// numbers were checked.
 fn take_named(mut run: Run<'_>, view: &View<'_>, ids: &View<'_>) {
     let [first, i2, i3] = run.at;
     let plane = view.row([0, i2, i3]);
@@ -166,7 +168,7 @@ fn take_named(mut run: Run<'_>, view: &View<'_>, ids: &View<'_>) {
 /// Computes `dst[i3][i2][ids[i3][i2][i1]] = src[i3][i2][i1]`; the numbers are repeated in
 /// dimensions 2 and 3.
 ///
-/// Each task writes the rows that lie in its part of the result, in the source's order, so a row
+/// Each task writes the rows that are in its part of the result, in the source's order, so a row
 /// that is named twice has the later value.
 ///
 /// # Errors
@@ -198,7 +200,8 @@ pub fn set_rows(
     dst.for_named_parts(engine, work, place, |part| {
         for i3 in 0..s[3] {
             for i2 in 0..s[2] {
-                let are_floats = s[1] > 0 && is_plain(&view.shape) && part.shape.dtype.is_float();
+                let are_floats =
+                    s[1] > 0 && is_dense_f32(&view.shape) && part.shape.dtype.is_float();
                 if !are_floats || !put_floats(part, &view, &ids, [i2, i3]) {
                     put_rows(part, &view, &ids, [i2, i3]);
                 }
@@ -229,9 +232,9 @@ fn put_rows(part: &mut ViewMut<'_>, view: &View<'_>, ids: &View<'_>, [i2, i3]: [
     }
 }
 
-/// Does the same for rows that are [plain](is_plain), and a result of floats. Rows that follow each other on both sides, as
-/// those of a prompt do, are written together. Returns `false`, with nothing written, if the rows do not lie as
-/// [`View::float_rows`] gives them.
+/// Does the same for rows that are [dense f32](is_dense_f32), and a result of floats. Rows that
+/// follow each other on both sides, as those of a prompt do, are written together. Returns `false`,
+/// with nothing written, if the rows do not lie as [`View::float_rows`] gives them.
 fn put_floats(
     part: &mut ViewMut<'_>,
     view: &View<'_>,
@@ -270,11 +273,11 @@ fn put_floats(
 }
 
 /// Returns `true` if rows are f32 without gaps, and whole elements from one to the next.
-pub(super) fn is_plain(shape: &Shape) -> bool {
+pub(super) fn is_dense_f32(shape: &Shape) -> bool {
     shape.dtype == Type::F32 && shape.has_dense_rows() && shape.nb[1].is_multiple_of(4)
 }
 
-/// Converts the rows of a run from a view that [is plain](is_plain).
+/// Converts the rows of a run from a view that [is dense f32](is_dense_f32).
 fn write_floats(mut run: Run<'_>, view: &View<'_>) {
     let (at, n) = (run.at, run.len());
     let Some((mut elems, stride)) = view.float_rows(at, run.count) else {
@@ -345,7 +348,7 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
             });
             return Ok(());
         }
-        if d.dtype == Type::F16 && is_plain(&s) {
+        if d.dtype == Type::F16 && is_dense_f32(&s) {
             dst.for_parts(engine, packets, |part| {
                 part.for_each_run(|run| write_floats(run, &view));
             });

@@ -22,16 +22,16 @@ pub use function::{Binary, Function, Glu, Unary};
 
 /// Elements that are computed between two fetches, in operations without rows.
 const BLOCK: usize = 4096;
-/// Elements of an operand in the result's place that are copied before they are written over: a copy and a function are two
-/// calls, which short pieces would not pay for.
+/// Elements of an operand in the result's place that are copied before they are written over: a
+/// copy and a function are two calls, which short pieces would not pay for.
 const KEPT: usize = 4 * CHUNK;
 /// Rows of fewer elements are computed several at a time, and fetched together.
 const SHORT_ROW: usize = 1024;
 /// Short rows that are computed at a time.
 const SHORT_ROWS: usize = 8;
 
-/// Writes `f(a, b)` for as many elements as `out` has. A row at a time: in a loop over rows, the constants of all functions
-/// would be computed before it, and stored.
+/// Writes `f(a, b)` for as many elements as `out` has. A row at a time: in a loop over rows, the
+/// constants of all functions would be computed before it, and stored.
 struct MapFloats<'a> {
     f: Function,
     a: &'a [f32],
@@ -96,7 +96,8 @@ impl hvx::Kernel for MapRow<'_> {
     fn run(mut self) {
         let [a_chunk, b_chunk, out_chunk, _] = self.chunks;
         let n = self.row.len();
-        // A counted step would be divided by.
+        // A `while` loop, because `step_by` compiles to a division, which is a function call on the
+        // DSP.
         let mut start = 0;
         while start < n {
             let len = CHUNK.min(n - start);
@@ -139,8 +140,8 @@ pub(super) fn map_row(
     });
 }
 
-/// Returns the elements of a source that a row needs, if they are f32 without gaps and apart from the
-/// result; none of a source that does not exist.
+/// Returns the elements of a source that a row needs, if they are f32 without gaps and apart from
+/// the result; none of a source that does not exist.
 #[inline(always)]
 pub(super) fn dense<'a>(source: &Source<'a>, row: &Row<'_>, shift: usize) -> Option<&'a [f32]> {
     match source {
@@ -204,7 +205,8 @@ fn map_rows(
     });
 }
 
-/// Returns `true` if result and sources are f32 of one shape without any gap, so that rows do not matter.
+/// Returns `true` if result and sources are f32 of one shape without any gap, so that rows do not
+/// matter.
 fn is_flat(dst: &Shape, src: &[&Source<'_>; 2]) -> bool {
     let fits = |shape: &Shape| shape.dtype == Type::F32 && shape.is_gapless();
     let is_same = |src: &&Source<'_>| match src {
@@ -215,7 +217,8 @@ fn is_flat(dst: &Shape, src: &[&Source<'_>; 2]) -> bool {
     fits(dst) && src.iter().all(is_same)
 }
 
-/// Returns the elements of a gapless source as a row of `shape`; none of a source that does not exist.
+/// Returns the elements of a gapless source as a row of `shape`; none of a source that does not
+/// exist.
 fn flat<'a>(src: &Source<'a>, shape: Shape) -> &'a [f32] {
     match src {
         Source::Apart(view) => view.reshaped(shape).floats([0; 3]).unwrap_or_default(),
@@ -247,8 +250,8 @@ fn map_flat(engine: &Engine, f: Function, dst: ViewMut<'_>, src: [&Source<'_>; 2
         });
 }
 
-/// Runs `f` on all elements of operands that [`is_flat`] accepts, of which one or both are in the result's place: their
-/// elements are copied before they are written over.
+/// Runs `f` on all elements of operands that [`is_flat`] accepts, of which one or both are in the
+/// result's place: their elements are copied before they are written over.
 fn map_flat_in_place(engine: &Engine, f: Function, dst: ViewMut<'_>, src: [&Source<'_>; 2]) {
     let n = dst.shape.elems();
     let shape = dst.shape.with_rows(n);
@@ -328,8 +331,8 @@ impl<'a> Other<'a> {
         }
     }
 
-    /// Returns the operand with the rows of all dimensions in dimension 1, if they have equal distances. A row that is
-    /// repeated in all dimensions stays as it is.
+    /// Returns the operand with the rows of all dimensions in dimension 1, if they have equal
+    /// distances. A row that is repeated in all dimensions stays as it is.
     fn merged(&self, rows: usize) -> Option<Self> {
         let merge = |view: &View<'a>| view.merged().filter(|view| view.shape.ne[1] == rows);
         Some(match self {
@@ -342,8 +345,8 @@ impl<'a> Other<'a> {
     }
 }
 
-/// Runs `f` on rows of f32 without gaps inside, without a set-up for each. The first operand is the result's memory if there is
-/// no view of it.
+/// Runs `f` on rows of f32 without gaps inside, without a set-up for each. The first operand is the
+/// result's memory if there is no view of it.
 fn map_runs(
     engine: &Engine,
     f: Function,
@@ -466,7 +469,7 @@ pub(super) fn same_shape(dst: &Shape, src: &Source<'_>) -> Result<()> {
 
 /// Refuses a source that is not floats, shares memory with the result, or cannot be repeated to the
 /// shape `dst`.
-pub(super) fn divides(dst: &Shape, src: &Source<'_>) -> Result<()> {
+pub(super) fn check_broadcast(dst: &Shape, src: &Source<'_>) -> Result<()> {
     let view = src.apart()?;
     let repeats = (0..4).all(|i| tensor::divides(view.shape.ne[i], dst.ne[i]));
     if repeats && view.shape.dtype.is_float() {
@@ -483,7 +486,7 @@ pub(super) fn divides(dst: &Shape, src: &Source<'_>) -> Result<()> {
 pub fn binary(engine: &Engine, f: Binary, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
     same_shape(&dst.shape, src[0])?;
     if !matches!(src[1], Source::InPlace) {
-        divides(&dst.shape, src[1])?;
+        check_broadcast(&dst.shape, src[1])?;
     }
     map_rows(engine, Function::Binary(f), dst, src, [0, 0]);
     Ok(())
@@ -500,8 +503,8 @@ pub fn unary(engine: &Engine, f: Unary, dst: ViewMut<'_>, src: &Source<'_>) -> R
     Ok(())
 }
 
-/// Computes `dst = f(a, b)`; a and b are the two sources, or the first and second half of each row of
-/// one source, which `swapped` exchanges. The last element of an odd row belongs to neither.
+/// Computes `dst = f(a, b)`; a and b are the two sources, or the first and second half of each row
+/// of one source, which `swapped` exchanges. The last element of an odd row belongs to neither.
 ///
 /// # Errors
 /// `Operand` unless all are floats, and the sources have the result's shape, or a single source has

@@ -234,8 +234,8 @@ impl hvx::Kernel for LessLargest<'_> {
     }
 }
 
-/// Replaces the elements of 32 matrices by their exponentials: all of them in one loop, because four
-/// at once have more constants than registers hold.
+/// Replaces the elements of 32 matrices by their exponentials: all of them in one loop, because
+/// four at once have more constants than registers hold.
 struct Exponentials<'a>(&'a mut [Line; MATRIX]);
 
 impl hvx::Kernel for Exponentials<'_> {

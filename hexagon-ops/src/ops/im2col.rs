@@ -112,8 +112,9 @@ fn copy_line(to: &mut Collected, at: usize, from: &[f32], step: usize, count: us
     }
 }
 
-/// Copies lines of `count` consecutive elements, `stride` apart, one behind the other to `to`, from `at` to `end` at most, and
-/// as many as can be copied as vectors; returns what follows in `from`, and the end of what was copied.
+/// Copies lines of `count` consecutive elements, `stride` apart, one behind the other to `to`, from
+/// `at` to `end` at most, and as many as can be copied as vectors; returns what follows in `from`,
+/// and the end of what was copied.
 #[inline(always)]
 fn copy_lines<'a>(
     to: &mut Collected,
@@ -313,8 +314,8 @@ pub struct Col2im {
     pub pad: u32,
 }
 
-/// Adds columns of windows where they overlap: `y[t, c]` is the sum over columns i and elements k of
-/// a window with `i · stride + k = t + pad`.
+/// Adds columns of windows where they overlap: `y[t, c]` is the sum over columns i and elements k
+/// of a window with `i · stride + k = t + pad`.
 ///
 /// - `src`: floats `[k · channels, columns]`
 /// - `dst`: floats `[length, channels]`

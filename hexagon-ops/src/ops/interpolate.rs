@@ -55,7 +55,8 @@ fn float(n: usize) -> f32 {
     n as f32
 }
 
-/// Returns the largest whole number that is not larger than `x`, and `i32::MAX` for `x` of 2^31, the most.
+/// Returns the largest whole number that is not larger than `x`, and `i32::MAX` for `x` of 2^31,
+/// the most.
 #[expect(clippy::cast_possible_truncation, reason = "see above")]
 fn floor(x: f32) -> i32 {
     let whole = x as i32;
@@ -186,11 +187,11 @@ pub fn interpolate(
     let to = dst.shape.ne;
     let plane = [0, 1].map(|dim| PlaneAxis::new(params, view.shape.ne[dim], to[dim]));
     let others = [2, 3].map(|dim| {
-        let plain = Interpolation {
+        let unsmoothed = Interpolation {
             aligns_corners: false,
             ..params
         };
-        PlaneAxis::new(plain, view.shape.ne[dim], to[dim])
+        PlaneAxis::new(unsmoothed, view.shape.ne[dim], to[dim])
     });
     let packets = || row_packets(to[0], SCALAR);
     dst.for_rows(engine, packets, |row| {

@@ -79,7 +79,8 @@ pub fn neg(x: Vector) -> Vector {
     add_w(x, splat_w(SIGN))
 }
 
-/// Returns `result`, and NaN where `x` is NaN. By integers, because comparisons of f32 may not have NaN.
+/// Returns `result`, and NaN where `x` is NaN. By integers, because comparisons of f32 may not have
+/// NaN.
 #[must_use]
 #[inline(always)]
 pub fn or_nan(x: Vector, result: Vector) -> Vector {
@@ -134,8 +135,8 @@ pub fn exp(x: Vector) -> Vector {
     hvx::min_w(hvx::max_w(scaled, splat_w(0)), infinity)
 }
 
-/// Returns `e^x` for results that are normal numbers; beyond them, the exponent leaves its bits. `beside` as in
-/// [`Accumulator::constant`].
+/// Returns `e^x` for results that are normal numbers; beyond them, the exponent leaves its bits.
+/// `beside` as in [`Accumulator::constant`].
 #[inline(always)]
 fn exp_bounded(bounded: Vector, beside: Vector) -> Vector {
     let rounder = splat_f32(ROUNDER);
@@ -198,9 +199,9 @@ fn inverse_fraction(x: Vector) -> Vector {
     r.to_f32()
 }
 
-/// Returns `a / b`, rounded once where both and the quotient are normal numbers below 2^127: the product
-/// with the [`reciprocal`], and what it leaves of `a` times the reciprocal. Infinities, zeros and NaN give what IEEE
-/// arithmetic gives.
+/// Returns `a / b`, rounded once where both and the quotient are normal numbers below 2^127: the
+/// product with the [`reciprocal`], and what it leaves of `a` times the reciprocal. Infinities,
+/// zeros and NaN give what IEEE arithmetic gives.
 #[must_use]
 #[inline(always)]
 pub fn divide(a: Vector, b: Vector) -> Vector {
@@ -271,13 +272,14 @@ fn logistic(y: Vector) -> Vector {
         ];
         polynomial(f, y, coefficients)
     } else {
-        // V73's qf32 rounds to even numbers only, and |f| is up to 1: to 1.5e-4 there, 7.5e-8 up to 1/2.
+        // V73's qf32 rounds to even numbers only, and |f| is up to 1: to 1.5e-4 there, 7.5e-8 up to
+        // 1/2.
         polynomial(f, y, POWER_OF_TWO)
     };
     let power = add_w(p.to_f32(), shl_w(biased, 23));
     let minus = sub_f32(splat_f32(-1.0), power);
-    // The estimate of the inverse is up to 5.3 % off. The first Newton step has a factor above 2, which leaves errors of
-    // 1.5e-3 of either sign; the second leaves 2.3e-6.
+    // The estimate of the inverse is up to 5.3 % off. The first Newton step has a factor above 2,
+    // which leaves errors of 1.5e-3 of either sign; the second leaves 2.3e-6.
     let estimate = sub_w(splat_w(0x7ef3_7000 ^ SIGN), minus);
     let minus = Accumulator::from_f32(minus);
     let mut r = Accumulator::from_f32(estimate);
@@ -373,7 +375,8 @@ pub fn erf(x: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn gelu(x: Vector) -> Vector {
-    // (1 + tanh u) / 2 = 1 / (1 + e^-2u), which does not cancel. The factors are -2 log2(e) sqrt(2 / π), and 0.044715 of it.
+    // (1 + tanh u) / 2 = 1 / (1 + e^-2u), which does not cancel. The factors are -2 log2(e) sqrt(2
+    // / π), and 0.044715 of it.
     let square = Accumulator::product(x, x);
     let slope = square
         .times(Accumulator::constant(-0.102_943_24, x))
@@ -408,8 +411,8 @@ pub fn sin_cos(angle: Vector) -> (Vector, Vector) {
     // Converted to f32 for its bits.
     let biased = turns.plus_f32(rounder).to_f32();
     let n = hvx::unbias(biased, ROUNDER);
-    // π / 2 as 25 / 2^4 and 17 / 2^11, whose products with n up to 671,088 are exact, as are the sums
-    // with them, and the rest.
+    // π / 2 as 25 / 2^4 and 17 / 2^11, whose products with n up to 671,088 are exact, as are the
+    // sums with them, and the rest.
     let mut r = Accumulator::product(n, splat_f32(-25.0 / 16.0)).plus_f32(angle);
     for part in [-17.0 / 2048.0, 4.454_455e-6] {
         r = r.mul_add(n, splat_f32(part));

@@ -22,7 +22,6 @@ pub mod outer;
 pub mod pad;
 pub mod part;
 pub mod place;
-pub mod plain_matmul;
 pub mod pool;
 pub mod recurrence;
 pub mod rows;
@@ -31,5 +30,6 @@ pub mod solve;
 mod square;
 pub mod tensor;
 pub mod timestep;
+pub mod unpacked_matmul;
 
 pub use run::{Op, run, run_wide};

@@ -12,8 +12,8 @@
 
 use core::ops::Range;
 
-use super::plain_matmul::{for_groups, repeated_plane};
 use super::tensor::{ARITHMETIC, CHUNK, Source, Type, View, ViewMut, row_packets};
+use super::unpacked_matmul::{for_groups, repeated_plane};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Accumulator, splat_f32};
 use crate::layout::Line;

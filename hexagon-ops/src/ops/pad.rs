@@ -35,8 +35,8 @@ impl Pad {
         Some([self.source(2, i2, ne[2])?, self.source(3, i3, ne[3])?])
     }
 
-    /// Writes rows of a source that zeros surround, and that the run [takes](Run::takes). Returns `false` and writes nothing
-    /// if the source is in another place than [`pad`] has checked.
+    /// Writes rows of a source that zeros surround, and that the run [takes](Run::takes). Returns
+    /// `false` and writes nothing if the source is in another place than [`pad`] has checked.
     fn surround_run(&self, run: &mut Run<'_>, view: &View<'_>) -> bool {
         let (ne, count) = (view.shape.ne, run.count);
         let [Ok(column), Ok(row)] = [0, 1].map(|dim: usize| usize::try_from(self.front[dim]))
@@ -65,8 +65,8 @@ impl Pad {
         true
     }
 
-    /// Writes rows of a source that repeats, and that the run [takes](Run::takes). Returns `false` and writes nothing if rows
-    /// have other lengths.
+    /// Writes rows of a source that repeats, and that the run [takes](Run::takes). Returns `false`
+    /// and writes nothing if rows have other lengths.
     fn turn_run(&self, run: &mut Run<'_>, view: &View<'_>) -> bool {
         let ([n0, n1, ..], count) = (view.shape.ne, run.count);
         let (Some([i2, i3]), Some(column), Some(row)) = (
@@ -135,7 +135,7 @@ impl hvx::Kernel for PadRow<'_> {
 /// Surrounds the source with zeros, or repeats it.
 ///
 /// # Errors
-/// `Operand` unless both have one type without blocks, and the source lies in the result at its
+/// `Operand` unless both have one type without blocks, and the source is in the result at its
 /// place (or repeats).
 pub fn pad(engine: &Engine, pad: Pad, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = src.apart()?;

@@ -17,12 +17,12 @@ pub struct ChangedPart {
     pub is_sum: bool,
 }
 
-/// Computes `dst = src[0]`, then adds or writes `src[1]` to the part of the result that has `src[1]`'s
-/// dimensions.
+/// Computes `dst = src[0]`, then adds or writes `src[1]` to the part of the result that has
+/// `src[1]`'s dimensions.
 ///
 /// # Errors
-/// `Operand` unless all are f32, or i32 that are not added; `src[0]` has the result's shape, and both
-/// are without gaps; the part lies in the result, and its rows are disjoint.
+/// `Operand` unless all are f32, or i32 that are not added; `src[0]` has the result's shape, and
+/// both are without gaps; the part is in the result, and its rows are disjoint.
 pub fn change_part(
     engine: &Engine,
     part: ChangedPart,

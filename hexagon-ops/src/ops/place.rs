@@ -44,7 +44,7 @@ impl Band {
     }
 
     /// Returns the value of the other columns.
-    fn rest(self) -> f32 {
+    fn outside(self) -> f32 {
         match self {
             Self::Past(_) => f32::NEG_INFINITY,
             _ => 0.0,
@@ -66,7 +66,7 @@ impl hvx::Kernel for BandRow<'_> {
     fn run(mut self) {
         let n = self.row.len();
         let (first, end) = self.band.columns(self.row.at[0], n);
-        let rest = self.band.rest();
+        let rest = self.band.outside();
         let mut chunk: Chunk = [0.0; CHUNK];
         let mut out: Chunk = [0.0; CHUNK];
         for start in (0..n).step_by(CHUNK) {
@@ -99,7 +99,7 @@ impl hvx::Kernel for BandRows<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let rest = splat_f32(self.band.rest());
+        let rest = splat_f32(self.band.outside());
         let ((mut elems, step), (mut out, out_step)) = (self.src, self.out);
         for row in self.first..self.first + self.count {
             let (first, end) = self.band.columns(row, self.n);
@@ -112,7 +112,8 @@ impl hvx::Kernel for BandRows<'_> {
     }
 }
 
-/// Writes the rows of a run; returns `false` and writes nothing unless both sides are f32 without gaps in rows.
+/// Writes the rows of a run; returns `false` and writes nothing unless both sides are f32 without
+/// gaps in rows.
 fn band_run(band: Band, run: &mut Run<'_>, src: &Source<'_>) -> bool {
     let (at, count, n) = (run.at, run.count, run.len());
     let Source::Apart(view) = src else {
@@ -145,7 +146,8 @@ fn is_below(a: Vector, b: Vector) -> Vector {
     shr_add_w(splat_w(0), sub_w(a, b), 31)
 }
 
-/// Copies the columns from `first` to before `end`, and sets the others to `rest`; both rows have as many.
+/// Copies the columns from `first` to before `end`, and sets the others to `rest`; both rows have
+/// as many.
 #[inline(always)]
 fn keep_columns(elems: &[f32], [first, end]: [usize; 2], rest: Vector, out: &mut [f32]) {
     // Columns are below 2^31.
@@ -272,12 +274,12 @@ pub fn ramp(engine: &Engine, start: f32, step: f32, dst: ViewMut<'_>) -> Result<
     Ok(())
 }
 
-/// Puts each row of the source after `front` elements of a longer row; the elements before and after
-/// are the row's own, reflected at its first and last element.
+/// Puts each row of the source after `front` elements of a longer row; the elements before and
+/// after are the row's own, reflected at its first and last element.
 ///
 /// # Errors
-/// `Operand` unless both are f32 without gaps in rows, and at most as many elements are reflected as
-/// there are others than the outermost.
+/// `Operand` unless both are f32 without gaps in rows, and at most as many elements are reflected
+/// as there are others than the outermost.
 pub fn reflect(engine: &Engine, front: usize, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = &src.apart()?;
     let (n, long) = (view.shape.ne[0], dst.shape.ne[0]);

@@ -3,9 +3,9 @@
 //! ```text
 //! for each row of the result, for each chunk of 256 elements
 //!   for each element (kx, ky) of the window
-//!     gather what it covers, with a stride; what lies outside changes nothing
+//!     gather what it covers, with a stride; what is outside changes nothing
 //!     for each 32: sum or maximum
-//!   divide by the size of the window (POOL_2D), or of what of it lies inside (POOL_1D)
+//!   divide by the size of the window (POOL_2D), or of what of it is inside (POOL_1D)
 //! ```
 
 use super::tensor::{CHUNK, Chunk, Row, SCALAR, Source, Type, View, ViewMut, row_packets};
@@ -103,8 +103,9 @@ impl hvx::Kernel for PoolRow<'_> {
     }
 }
 
-/// Returns `true` if a window is at most as large as a plane with its padding, and has at most as many elements as the
-/// plane, or [`WINDOW_TAPS`]: otherwise a few bytes of padding could ask for hours of work.
+/// Returns `true` if a window is at most as large as a plane with its padding, and has at most as
+/// many elements as the plane, or [`WINDOW_TAPS`]: otherwise a few bytes of padding could ask for
+/// hours of work.
 fn is_bounded(params: &Pooling, plane: [usize; 2]) -> bool {
     let fits = (0..2).all(|i| {
         let pad = usize::try_from(params.pad[i]).ok();
@@ -124,8 +125,8 @@ fn is_bounded(params: &Pooling, plane: [usize; 2]) -> bool {
 /// Moves a window over each plane of `src`.
 ///
 /// # Errors
-/// `Operand` unless the source is f32 and repeats no element, the result is a float with its dimensions 2 and 3, and
-/// parameters are in range.
+/// `Operand` unless the source is f32 and repeats no element, the result is a float with its
+/// dimensions 2 and 3, and parameters are in range.
 pub fn pool(engine: &Engine, params: Pooling, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = &src.apart()?;
     let types = view.shape.dtype == Type::F32 && dst.shape.dtype.is_float();

@@ -1,11 +1,12 @@
 //! Recurrences over tokens: SSM_SCAN, GATED_DELTA_NET, GATED_LINEAR_ATTN, RWKV_WKV6 and RWKV_WKV7.
 //!
 //! A head has a state, a matrix that each token changes and reads. The heads are independent, so a
-//! task takes some of them through all tokens. Meanwhile a head's state is in VTCM, with zeros after
-//! rows that do not fill a line.
+//! task takes some of them through all tokens. Meanwhile a head's state is in VTCM, with zeros
+//! after rows that do not fill a line.
 //!
-//! Two forms cover the five operations (`state` has the kernels); GATED_DELTA_NET of many tokens has a third one (`chunk`). In both, a token reads the state
-//! as it was before the token and adds its own part, so that the state is read once for the output.
+//! Two forms cover the five operations (`state` has the kernels); GATED_DELTA_NET of many tokens
+//! has a third one (`chunk`). In both, a token reads the state as it was before the token and adds
+//! its own part, so that the state is read once for the output.
 
 mod check;
 mod chunk;
@@ -76,8 +77,8 @@ impl<'a> Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// Returns the state that a head begins with, if [`HeadState::step_square`] computes the operation's tokens, and the state's
-    /// rows follow each other.
+    /// Returns the state that a head begins with, if [`HeadState::step_square`] computes the
+    /// operation's tokens, and the state's rows follow each other.
     fn whole_state(&self, sequence: usize, head: usize) -> Option<&'a [f32]> {
         let Sizes { rows, columns, .. } = self.sizes;
         let (source, plane) = match self.kind {
@@ -151,8 +152,8 @@ impl HeadsTask<'_> {
 }
 
 impl HeadsTask<'_> {
-    /// Takes a head with a state of `32 · L` columns through all tokens of a sequence. The first token reads the state
-    /// where it is, and the last one writes it where it will be.
+    /// Takes a head with a state of `32 · L` columns through all tokens of a sequence. The first
+    /// token reads the state where it is, and the last one writes it where it will be.
     fn run_square<const L: usize>(
         &mut self,
         inputs: &Inputs<'_>,
@@ -189,8 +190,8 @@ impl HeadsTask<'_> {
 /// Computes a recurrence.
 ///
 /// # Errors
-/// `Operand` if operands are not as [`crate::wire::WideOp`] says; `Index` if a state does not exist;
-/// `VtcmFull` if the VTCM does not hold the state of one head.
+/// `Operand` if operands are not as [`crate::wire::WideOp`] says; `Index` if a state does not
+/// exist; `VtcmFull` if the VTCM does not hold the state of one head.
 pub fn recurrence(
     engine: &Engine,
     vtcm: &mut [Tile],

@@ -18,7 +18,7 @@ use super::rows::{Norm, Order, Rope, SoftMax};
 use super::solve::solve;
 use super::tensor::{Source, ViewMut};
 use super::timestep::embed_times;
-use super::{copy, elementwise, hyper, place, plain_matmul, rows};
+use super::{copy, elementwise, hyper, place, rows, unpacked_matmul};
 use crate::error::{Error, Result};
 use crate::hmx::Hmx;
 use crate::layout::Tile;
@@ -85,7 +85,7 @@ pub enum Op {
     /// The source plus rows by number.
     AddId,
     /// The product of two matrices in ggml's layouts.
-    PlainMatMul,
+    UnpackedMatMul,
     /// The sum of products of columns and rows.
     OutProd,
     /// Cosines and sines of times; the longest period.
@@ -154,7 +154,7 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Reflect(front) => place::reflect(engine, front, dst, &src[0]),
         Op::ArgMax => rows::arg_max(engine, dst, &src[0]),
         Op::Solve => solve(engine, dst, [&src[0], &src[1]]),
-        Op::PlainMatMul => plain_matmul::mul_mat(engine, dst, [&src[0], &src[1]]),
+        Op::UnpackedMatMul => unpacked_matmul::mul_mat(engine, dst, [&src[0], &src[1]]),
         Op::OutProd => out_prod(engine, dst, [&src[0], &src[1]]),
         Op::Timestep(period) => embed_times(engine, period, dst, &src[0]),
         Op::Part(part) => change_part(engine, part, dst, [&src[0], &src[1]]),
@@ -170,8 +170,8 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
     }
 }
 
-/// Computes `dst = op(src)` for an operation with more sources, on the engine's threads, in VTCM and, if it is given, on
-/// the matrix unit.
+/// Computes `dst = op(src)` for an operation with more sources, on the engine's threads, in VTCM
+/// and, if it is given, on the matrix unit.
 ///
 /// # Errors
 /// As [`run`]; `VtcmFull` if the VTCM is too small.

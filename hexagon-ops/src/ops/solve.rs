@@ -45,10 +45,12 @@ struct SolvePlane<'a, 'b> {
 }
 
 impl SolvePlane<'_, '_> {
-    /// Solves rows `first` to `first + BLOCK - 1`, which are there and have `32 · W = N` columns: each known row is read once for
-    /// all, and a factor is put into all lanes once for `W` vectors.
+    /// Solves rows `first` to `first + BLOCK - 1`, which are there and have `32 · W = N` columns:
+    /// each known row is read once for all, and a factor is put into all lanes once for `W`
+    /// vectors.
     ///
-    /// - `matrix`, `right`: elements of the plane, and the number of elements from one row to the next
+    /// - `matrix`, `right`: elements of the plane, and the number of elements from one row to the
+    ///   next
     #[inline(always)]
     fn solve_block<const W: usize, const N: usize>(
         &mut self,

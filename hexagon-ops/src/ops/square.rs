@@ -54,8 +54,9 @@ pub(super) fn columns(gathered: &Gathered, group: usize) -> [Vector; GROUP] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// Gathers up to 32 rows of f32, `stride` elements apart, the first of which starts at element `at`. Rows that are not there
-/// are zeros, and so are elements after `elems`; elements after the end of a row are those that follow in memory.
+/// Gathers up to 32 rows of f32, `stride` elements apart, the first of which starts at element
+/// `at`. Rows that are not there are zeros, and so are elements after `elems`; elements after the
+/// end of a row are those that follow in memory.
 pub(super) struct GatherRows<'a> {
     pub(super) elems: &'a [f32],
     pub(super) at: usize,
@@ -157,7 +158,8 @@ impl hvx::Kernel for WriteColumns<'_> {
     }
 }
 
-/// Loads 32 elements starting with `at`, zeros after the end. Memory of at least 32 elements is read by vectors only.
+/// Loads 32 elements starting with `at`, zeros after the end. Memory of at least 32 elements is
+/// read by vectors only.
 #[inline(always)]
 fn load_before_end(elems: &[f32], at: usize) -> Vector {
     let rest = elems.get(at..).unwrap_or_default();

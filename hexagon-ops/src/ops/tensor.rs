@@ -32,8 +32,8 @@ pub use tasks::{ARITHMETIC, FUNCTION, MOVE, SCALAR, TASK_PACKETS, row_packets};
 
 /// Elements of a chunk, the unit in which a kernel reads and writes a row.
 pub const CHUNK: usize = 256;
-/// Fewest bytes that are worth an instruction to bring them: with its address it takes as long as reading a kilobyte that
-/// is in the cache.
+/// Fewest bytes that are worth an instruction to bring them: with its address it takes as long as
+/// reading a kilobyte that is in the cache.
 const FETCH_BYTES: usize = 2048;
 /// Memory of a chunk.
 pub type Chunk = [f32; CHUNK];
@@ -132,8 +132,9 @@ impl<'a> View<'a> {
         &chunk[..len]
     }
 
-    /// Returns the elements starting with row `at`, and the number of elements from one row to the next in dimension 1, if
-    /// rows are f32 without gaps inside and `count` of them follow in dimension 1.
+    /// Returns the elements starting with row `at`, and the number of elements from one row to the
+    /// next in dimension 1, if rows are f32 without gaps inside and `count` of them follow in
+    /// dimension 1.
     pub fn float_rows(&self, at: [usize; 3], count: usize) -> Option<(&'a [f32], usize)> {
         let stride = float_stride(&self.shape).filter(|_| at[0] + count <= self.shape.ne[1])?;
         let bytes = (count - 1) * self.shape.nb[1] + self.shape.row_bytes();
@@ -141,14 +142,15 @@ impl<'a> View<'a> {
         Some((bytemuck::try_cast_slice(elems).ok()?, stride))
     }
 
-    /// Reads elements of row `at` as f32, starting with `first`. Indices of rows are taken modulo the dimensions.
+    /// Reads elements of row `at` as f32, starting with `first`. Indices of rows are taken modulo
+    /// the dimensions.
     #[inline(always)]
     pub fn read_row(&self, at: [usize; 3], first: usize, out: &mut [f32]) {
         convert::read(&self.shape, self.tail(self.shape.row(at)), first, out);
     }
 
-    /// Brings `count` rows of dimension 1, which start with row `at`, towards the processor before they are read: if they
-    /// exist, and are so long that the processor would wait for them.
+    /// Brings `count` rows of dimension 1, which start with row `at`, towards the processor before
+    /// they are read: if they exist, and are so long that the processor would wait for them.
     #[inline(always)]
     pub fn fetch(&self, at: [usize; 3], count: usize) {
         if at[0] + count > self.shape.ne[1] {
@@ -219,8 +221,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Returns the elements `range` of the part of a row as f32: of the row with the same indices, or of `row` itself if
-    /// the source is in place. An absent source is empty.
+    /// Returns the elements `range` of the part of a row as f32: of the row with the same indices,
+    /// or of `row` itself if the source is in place. An absent source is empty.
     #[inline(always)]
     pub fn read<'b>(
         &'b self,
@@ -243,8 +245,8 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Brings the first row of a source towards the processor, which reads another one before it. Where there is a row after that
-/// one, the fetch of that row ends this one.
+/// Brings the first row of a source towards the processor, which reads another one before it. Where
+/// there is a row after that one, the fetch of that row ends this one.
 #[inline(always)]
 pub fn fetch_first(source: &Source<'_>) {
     if let Source::Apart(view) = source {
@@ -260,8 +262,8 @@ pub fn fetch_after(row: &Row<'_>, sources: &[&Source<'_>]) {
     }
 }
 
-/// Brings rows after that at `at` towards the processor. A fetch ends the one before it, so up to three sources take turns, each
-/// with as many rows as there are turns.
+/// Brings rows after that at `at` towards the processor. A fetch ends the one before it, so up to
+/// three sources take turns, each with as many rows as there are turns.
 #[inline(never)]
 fn fetch_next([i1, i2, i3]: [usize; 3], sources: &[&Source<'_>]) {
     let next = i1 + 1;
@@ -321,7 +323,8 @@ impl<'a> ViewMut<'a> {
         })
     }
 
-    /// Returns a tensor of which a caller knows that it ends with `bytes`, and its [`Shape::row_order`].
+    /// Returns a tensor of which a caller knows that it ends with `bytes`, and its
+    /// [`Shape::row_order`].
     #[must_use]
     #[inline(always)]
     pub(crate) fn bound(bytes: &'a mut [u8], shape: Shape, order: [usize; 3]) -> Self {
@@ -344,7 +347,8 @@ impl<'a> ViewMut<'a> {
         bytemuck::try_cast_slice_mut(self.bytes).ok()
     }
 
-    /// Returns the whole tensor with another shape of the same bytes: both are gapless, or it is [`Shape::merged`].
+    /// Returns the whole tensor with another shape of the same bytes: both are gapless, or it is
+    /// [`Shape::merged`].
     #[must_use]
     pub fn reshaped(self, shape: Shape) -> Self {
         let n_rows = shape.ne[1] * shape.ne[2] * shape.ne[3];
@@ -394,8 +398,8 @@ impl<'a> ViewMut<'a> {
         self.first
     }
 
-    /// Returns `false` if this part has no row whose indices differ from `at` only in dimension 1; `true` also if that is not
-    /// known.
+    /// Returns `false` if this part has no row whose indices differ from `at` only in dimension 1;
+    /// `true` also if that is not known.
     pub fn may_have(&self, at: [usize; 3]) -> bool {
         if self.order[0] != 0 {
             return true;
@@ -467,8 +471,8 @@ impl<'a> ViewMut<'a> {
         })
     }
 
-    /// Writes rows that differ only in dimension 1, starting with `at`; returns `false` and writes nothing unless they all
-    /// belong to this part and have no gaps inside and between.
+    /// Writes rows that differ only in dimension 1, starting with `at`; returns `false` and writes
+    /// nothing unless they all belong to this part and have no gaps inside and between.
     pub fn write_rows(&mut self, at: [usize; 3], elems: &[f32]) -> bool {
         let range = self.dense_range(at, elems.len());
         let Some(bytes) = range.and_then(|range| self.bytes.get_mut(range)) else {
@@ -479,8 +483,9 @@ impl<'a> ViewMut<'a> {
         true
     }
 
-    /// Returns the bytes of `count` elements of floats in rows that differ only in dimension 1, starting with `at`; `None`
-    /// unless they all belong to this part and have no gaps inside and between.
+    /// Returns the bytes of `count` elements of floats in rows that differ only in dimension 1,
+    /// starting with `at`; `None` unless they all belong to this part and have no gaps inside and
+    /// between.
     pub fn rows_mut(&mut self, at: [usize; 3], count: usize) -> Option<&mut [u8]> {
         let range = self.dense_range(at, count)?;
         self.bytes.get_mut(range)
@@ -532,8 +537,8 @@ impl<'a> ViewMut<'a> {
         }
     }
 
-    /// Calls `f` with the rows of this part, those together whose indices differ only in dimension 1 and that are
-    /// consecutive.
+    /// Calls `f` with the rows of this part, those together whose indices differ only in dimension
+    /// 1 and that are consecutive.
     pub fn for_each_run(&mut self, mut f: impl FnMut(Run<'_>)) {
         let mut at = self.place(self.rows.start);
         let mut left = self.rows.len();

@@ -50,8 +50,8 @@ impl hvx::Kernel for EmbedRow<'_, '_> {
 /// `f[j] = period^(-j / half)` for the first half of the row, then 0 if the row has an odd length.
 ///
 /// # Errors
-/// `Operand` unless the source is a row of f32, the result a matrix of floats with a row for each of
-/// them, and the period at least 1.
+/// `Operand` unless the source is a row of f32, the result a matrix of floats with a row for each
+/// of them, and the period at least 1.
 pub fn embed_times(engine: &Engine, period: i32, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let times: View<'_> = src.apart()?;
     let [dim, rows, ..] = dst.shape.ne;

@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::layout::{F16_TILE_BYTES, F16_TILE_LINES, Line, Tile};
 
-/// Returns the tiles that hold `count` lines. A product with the bytes of a line could exceed the DSP's 32-bit words.
+/// Returns the tiles that hold `count` lines. A product with the bytes of a line could exceed the
+/// DSP's 32-bit words.
 #[must_use]
 pub const fn tiles_of_lines(count: usize) -> usize {
     count.div_ceil(F16_TILE_LINES)

@@ -12,18 +12,19 @@
 //! DMA engine -----------------------------------------------------------------------> memory
 //! ```
 //!
-//! An operation acts on the line of 32 bytes that holds its address in the first-level cache, and on
-//! that of 128 bytes in the second-level cache. Bytes that scalar instructions access therefore need
-//! an operation for each 32 of them, and others one for each 128: [`Access`]. The processor itself
-//! keeps both caches consistent for its own scalar and vector instructions.
+//! An operation acts on the line of 32 bytes that holds its address in the first-level cache, and
+//! on that of 128 bytes in the second-level cache. Bytes that scalar instructions access therefore
+//! need an operation for each 32 of them, and others one for each 128: [`Access`]. The processor
+//! itself keeps both caches consistent for its own scalar and vector instructions.
 //!
-//! SOURCE: Hexagon V73 Programmer's Reference Manual, 5.10.3 to 5.10.5: `dccleana` and `dccleaninva`
-//! look up the address in the data cache, and `dczeroa` allocates a line of 32 bytes there; Linux
-//! arch/hexagon/mm/cache.c and LLVM compiler-rt lib/builtins/hexagon/memcpy.S have lines of 32 bytes,
-//! too. That the second-level cache is the first one for vectors is what reports of Qualcomm's talk at Hot Chips 27 say
-//! of the Hexagon 680; no manual that was read here says so. llama.cpp ggml-hexagon htp/hex-utils.h at ggml 0.26.0 uses `dccleaninva` and `syncht` in steps
-//! of 128 bytes between the operations of a batch, and htp/main.c writes back and drops the whole cache before and
-//! after one. Not run on a device.
+//! SOURCE: Hexagon V73 Programmer's Reference Manual, 5.10.3 to 5.10.5: `dccleana` and
+//! `dccleaninva` look up the address in the data cache, and `dczeroa` allocates a line of 32 bytes
+//! there; Linux arch/hexagon/mm/cache.c and LLVM compiler-rt lib/builtins/hexagon/memcpy.S have
+//! lines of 32 bytes, too. Vector accesses bypass the first-level cache, according to reports of
+//! Qualcomm's talk at Hot Chips 27 about the Hexagon 680; we found no manual that confirms it.
+//! llama.cpp ggml-hexagon htp/hex-utils.h at ggml 0.26.0 uses `dccleaninva` and `syncht` in steps
+//! of 128 bytes between the operations of a batch, and htp/main.c writes back and drops the whole
+//! cache before and after one. Not run on a device.
 
 #[cfg(target_arch = "hexagon")]
 core::arch::global_asm!(include_str!("cache.s"), options(raw));
@@ -36,8 +37,8 @@ unsafe extern "C" {
 
 /// Bytes of a line of the second-level cache.
 ///
-/// SOURCE: llama.cpp ggml-hexagon htp/hex-utils.h, `HEX_L2_LINE_SIZE` at ggml 0.26.0; QEMU hw/hexagon,
-/// `l2line_size` of its configurations of V68 and later.
+/// SOURCE: llama.cpp ggml-hexagon htp/hex-utils.h, `HEX_L2_LINE_SIZE` at ggml 0.26.0; QEMU
+/// hw/hexagon, `l2line_size` of its configurations of V68 and later.
 const LINE: usize = 128;
 
 /// Bytes of a line of the first-level data cache. SOURCE: the module's documentation.
@@ -90,7 +91,8 @@ pub fn invalidate(address: *const u8, bytes: usize, access: Access) {
     let _ = (address, bytes, access);
 }
 
-/// Makes `bytes` bytes at `address`, which `access` has written, visible to the host and to the DMA engine.
+/// Makes `bytes` bytes at `address`, which `access` has written, visible to the host and to the DMA
+/// engine.
 pub fn clean(address: *const u8, bytes: usize, access: Access) {
     #[cfg(target_arch = "hexagon")]
     if let Some((first, count)) = lines(address, bytes, access.step()) {
@@ -105,12 +107,14 @@ pub fn clean(address: *const u8, bytes: usize, access: Access) {
 #[cfg(target_arch = "hexagon")]
 const MOST_LINES: usize = 255;
 
-/// Starts to bring up to 32 KiB of `bytes` bytes at `address` into the second-level cache, and returns at once. It changes
-/// nothing that a program can see, and ends an earlier fetch of the same thread that still runs. `address` is mapped: there, the
-/// instruction takes the exceptions of a load.
+/// Starts to bring up to 32 KiB of `bytes` bytes at `address` into the second-level cache, and
+/// returns at once. It changes nothing that a program can see, and ends an earlier fetch of the
+/// same thread that still runs. `address` is mapped: there, the instruction takes the exceptions of
+/// a load.
 ///
-/// SOURCE: Hexagon V73 Programmer's Reference Manual, 5.10.6.3 and `l2fetch(Rs,Rt)`: bits 7:0 of Rt are the height, 15:8 the width in
-/// bytes, 31:16 the stride; the XNNPACK library uses it in the same way (src/xnnpack/prefetch.h). Not run on a device.
+/// SOURCE: Hexagon V73 Programmer's Reference Manual, 5.10.6.3 and `l2fetch(Rs,Rt)`: bits 7:0 of Rt
+/// are the height, 15:8 the width in bytes, 31:16 the stride; the XNNPACK library uses it in the
+/// same way (src/xnnpack/prefetch.h). Not run on a device.
 #[inline(always)]
 pub fn fetch(address: *const u8, bytes: usize) {
     #[cfg(target_arch = "hexagon")]
@@ -129,12 +133,12 @@ pub fn fetch(address: *const u8, bytes: usize) {
     let _ = (address, bytes);
 }
 
-/// Starts to bring rows of `row_bytes` bytes at a distance of `stride_bytes` into the second-level cache, as [`fetch`] does.
-/// Numbers of more than 16 bits are limited to the largest one.
+/// Starts to bring rows of `row_bytes` bytes at a distance of `stride_bytes` into the second-level
+/// cache, as [`fetch`] does. Numbers of more than 16 bits are limited to the largest one.
 ///
-/// SOURCE: Hexagon V73 Programmer's Reference Manual, `l2fetch(Rs,Rtt)`: bits 15:0 of Rtt are the height, 31:16 the width in
-/// bytes, 47:32 the stride; llama.cpp ggml-hexagon htp/hex-utils.h, `hex_l2fetch`, uses it in the same way. Not run on a
-/// device.
+/// SOURCE: Hexagon V73 Programmer's Reference Manual, `l2fetch(Rs,Rtt)`: bits 15:0 of Rtt are the
+/// height, 31:16 the width in bytes, 47:32 the stride; llama.cpp ggml-hexagon htp/hex-utils.h,
+/// `hex_l2fetch`, uses it in the same way. Not run on a device.
 pub fn fetch_rows(address: *const u8, rows: usize, row_bytes: usize, stride_bytes: usize) {
     #[cfg(target_arch = "hexagon")]
     {
@@ -163,8 +167,8 @@ pub fn barrier() {
     }
 }
 
-/// Returns the address of the first line of `line` bytes that the bytes touch, and the number of lines; `None` if there are
-/// no bytes.
+/// Returns the address of the first line of `line` bytes that the bytes touch, and the number of
+/// lines; `None` if there are no bytes.
 #[cfg(any(target_arch = "hexagon", test))]
 #[inline(always)]
 fn lines(address: *const u8, bytes: usize, line: usize) -> Option<(usize, usize)> {

@@ -51,15 +51,15 @@ impl<'a> SharedColumns<'a> {
             return &mut [];
         }
         let start = index * self.row_elems + self.columns.start;
-        // SAFETY: `index` is a row of the borrowed slice, and the columns lie inside a row.
+        // SAFETY: `index` is a row of the borrowed slice, and the columns are inside a row.
         let first = unsafe { self.base.add(start) };
         // SAFETY: in bounds as above; no other value has these columns, and `self` is borrowed
         // mutably for as long as the slice lives.
         unsafe { core::slice::from_raw_parts_mut(first, self.columns.len()) }
     }
 
-    /// Returns `N` elements, the first of which is column `column` of this value, of each of `ROWS` rows, the first of which is
-    /// row `first`; `None` if there are fewer.
+    /// Returns `N` elements, the first of which is column `column` of this value, of each of `ROWS`
+    /// rows, the first of which is row `first`; `None` if there are fewer.
     #[inline(always)]
     pub fn squares<const N: usize, const ROWS: usize>(
         &mut self,
@@ -73,8 +73,9 @@ impl<'a> SharedColumns<'a> {
         let start = first * self.row_elems + self.columns.start + column;
         Some(core::array::from_fn(|row| {
             let at = self.base.wrapping_add(start + row * self.row_elems);
-            // SAFETY: in bounds by the check above, which is for the last row, too. No other value has these columns, `self`
-            // is borrowed mutably for as long as the elements are, and columns of different rows are disjoint.
+            // SAFETY: in bounds by the check above, which is for the last row, too. No other value
+            // has these columns, `self` is borrowed mutably for as long as the elements are, and
+            // columns of different rows are disjoint.
             unsafe { &mut *at.cast::<[f32; N]>() }
         }))
     }

@@ -65,8 +65,8 @@ impl CopyShape {
 
 /// Rows at equal distances, which may differ between the two sides.
 ///
-/// The source must be in DDR, as for [`struct@Copy`]. Rows may start at any byte: the engine has no rule
-/// for their alignment.
+/// The source must be in DDR, as for [`struct@Copy`]. Rows may start at any byte: the engine has no
+/// rule for their alignment.
 ///
 /// SOURCE: llama.cpp ggml-hexagon htp/dma-queue.h and htp/matmul-ops.c at ggml 0.26.0 copy rows of
 /// 34-byte blocks, which start at even bytes, with both sides past the cache; QEMU
@@ -107,11 +107,12 @@ impl<'a> CopyRows<'a> {
         })
     }
 
-    /// Copies by loads and stores. `before` is called with each row of the source before it is read.
+    /// Copies by loads and stores. `before` is called with each row of the source before it is
+    /// read.
     pub(super) fn by_loads(&mut self, before: impl Fn(&[u8])) {
         for row in 0..self.shape.rows {
             let [from, to] = self.places(row);
-            // Both lie inside by `new`.
+            // Both are inside by `new`.
             if let (Some(from), Some(to)) = (self.from.get(from), self.to.get_mut(to)) {
                 before(from);
                 to.copy_from_slice(from);

@@ -106,7 +106,8 @@ impl RowFields {
     }
 }
 
-/// Returns the words for one row between two addresses; `None` unless a linear descriptor describes it.
+/// Returns the words for one row between two addresses; `None` unless a linear descriptor describes
+/// it.
 #[cfg(any(target_arch = "hexagon", test))]
 #[inline(always)]
 pub(super) fn linear_words(shape: &CopyShape, [from, to]: [u32; 2]) -> Option<[u32; LINEAR_WORDS]> {

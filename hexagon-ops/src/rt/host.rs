@@ -1,5 +1,5 @@
-//! Steps on the host: a pool of threads, of which the first to run a task also does the copy. Or only
-//! a record of the steps that would run.
+//! Steps on the host: a pool of threads, of which the first to run a task also does the copy. Or
+//! only a record of the steps that would run.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -24,7 +24,8 @@ pub struct StepRecord {
     pub tasks: usize,
     /// Products of the matrix unit.
     pub tile_products: usize,
-    /// For copies beside several steps ([`Engine::beside`]): the number of those, which follow this record.
+    /// For copies beside several steps ([`Engine::beside`]): the number of those, which follow this
+    /// record.
     pub steps_beside: usize,
 }
 
@@ -73,8 +74,8 @@ impl Engine {
         false
     }
 
-    /// Returns `false`: the stand-in's unit belongs to no thread, and any thread of the pool computes
-    /// the part of a step.
+    /// Returns `false`: the stand-in's unit belongs to no thread, and any thread of the pool
+    /// computes the part of a step.
     #[must_use]
     pub const fn has_matrix_thread(&self) -> bool {
         false
@@ -130,7 +131,8 @@ impl Engine {
         });
     }
 
-    /// Makes the copies while `run` runs, and returns when both are done. Here the copies come first.
+    /// Makes the copies while `run` runs, and returns when both are done. Here the copies come
+    /// first.
     pub fn beside<R>(&self, copies: &mut [CopyRows<'_>], run: impl FnOnce() -> R) -> R {
         let Some((_, record)) = &self.recorder else {
             copies.iter_mut().for_each(|copy| copy.by_loads(|_| ()));

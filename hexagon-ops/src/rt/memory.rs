@@ -77,14 +77,14 @@ impl Mapped {
 
 /// Reason why a command cannot have the memory that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum BindError {
     /// The number is too large.
     Number,
     /// No buffer has the number.
     Unmapped,
     /// A buffer already has the number.
     Taken,
-    /// Part of it lies outside the buffer.
+    /// Part of it is outside the buffer.
     Bounds,
     /// Results share bytes with an operand.
     Overlap,
@@ -106,8 +106,8 @@ impl Span {
     }
 }
 
-/// Addresses of the bytes of an operand, so that the server can remember them between commands. The same memory may have two
-/// numbers.
+/// Addresses of the bytes of an operand, so that the server can remember them between commands. The
+/// same memory may have two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
     start: usize,
@@ -123,7 +123,8 @@ impl Addresses {
     }
 }
 
-/// Identity of the contents of a [`Table`]: no two tables with buffers, and no two states of one, have the same.
+/// Identity of the contents of a [`Table`]: no two tables with buffers, and no two states of one,
+/// have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Generation(u32);
 
@@ -131,8 +132,8 @@ impl Generation {
     /// Generation of a table that never had a buffer.
     const EMPTY: Self = Self(0);
 
-    /// Returns a new generation. The last number is not the same as itself ([`Self::is`]), so numbers that wrap are not
-    /// mistaken for earlier ones.
+    /// Returns a new generation. The last number is not the same as itself ([`Self::is`]), so
+    /// numbers that wrap are not mistaken for earlier ones.
     fn next() -> Self {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let mut last = LAST.load(Ordering::Relaxed);
@@ -175,21 +176,21 @@ impl Table {
     }
 
     /// Returns the entry of a number.
-    fn entry(&mut self, buffer: u32) -> Result<&mut Option<Mapped>, Refusal> {
+    fn entry(&mut self, buffer: u32) -> Result<&mut Option<Mapped>, BindError> {
         let entry = usize::try_from(buffer)
             .ok()
             .and_then(|i| self.buffers.get_mut(i));
-        entry.ok_or(Refusal::Number)
+        entry.ok_or(BindError::Number)
     }
 
     /// Checks that a number can be given to a buffer.
     ///
     /// # Errors
     /// `Number` or `Taken` if not.
-    pub fn vacant(&mut self, buffer: u32) -> Result<(), Refusal> {
+    pub fn vacant(&mut self, buffer: u32) -> Result<(), BindError> {
         match self.entry(buffer)? {
             None => Ok(()),
-            Some(_) => Err(Refusal::Taken),
+            Some(_) => Err(BindError::Taken),
         }
     }
 
@@ -197,7 +198,7 @@ impl Table {
     ///
     /// # Errors
     /// `Number` if it is too large.
-    pub fn insert(&mut self, buffer: u32, mapped: Mapped) -> Result<Option<Mapped>, Refusal> {
+    pub fn insert(&mut self, buffer: u32, mapped: Mapped) -> Result<Option<Mapped>, BindError> {
         let earlier = self.entry(buffer)?.replace(mapped);
         self.generation = Generation::next();
         Ok(earlier)
@@ -207,8 +208,8 @@ impl Table {
     ///
     /// # Errors
     /// `Number` or `Unmapped` if there is none.
-    pub fn remove(&mut self, buffer: u32) -> Result<Mapped, Refusal> {
-        let mapped = self.entry(buffer)?.take().ok_or(Refusal::Unmapped)?;
+    pub fn remove(&mut self, buffer: u32) -> Result<Mapped, BindError> {
+        let mapped = self.entry(buffer)?.take().ok_or(BindError::Unmapped)?;
         self.generation = Generation::next();
         Ok(mapped)
     }
@@ -265,17 +266,17 @@ impl<'a> LentBuffers<'a> {
     ///
     /// # Errors
     /// `Number`, `Unmapped` or `Bounds`.
-    pub fn bind(&self, buffer: u32, offset: u64, bytes: u64) -> Result<Bound<'a>, Refusal> {
-        let buffer = usize::try_from(buffer).map_err(|_| Refusal::Number)?;
-        let entry = self.buffers.get(buffer).ok_or(Refusal::Number)?;
-        let mapped = entry.as_ref().ok_or(Refusal::Unmapped)?;
-        let end = offset.checked_add(bytes).ok_or(Refusal::Bounds)?;
-        let end = usize::try_from(end).map_err(|_| Refusal::Bounds)?;
+    pub fn bind(&self, buffer: u32, offset: u64, bytes: u64) -> Result<Bound<'a>, BindError> {
+        let buffer = usize::try_from(buffer).map_err(|_| BindError::Number)?;
+        let entry = self.buffers.get(buffer).ok_or(BindError::Number)?;
+        let mapped = entry.as_ref().ok_or(BindError::Unmapped)?;
+        let end = offset.checked_add(bytes).ok_or(BindError::Bounds)?;
+        let end = usize::try_from(end).map_err(|_| BindError::Bounds)?;
         if end > mapped.bytes {
-            return Err(Refusal::Bounds);
+            return Err(BindError::Bounds);
         }
         // The offset is not larger than the end.
-        let start = usize::try_from(offset).map_err(|_| Refusal::Bounds)?;
+        let start = usize::try_from(offset).map_err(|_| BindError::Bounds)?;
         let span = Span { buffer, start, end };
         Ok(Bound {
             mapped,
@@ -295,9 +296,9 @@ impl<'a> LentBuffers<'a> {
     ///
     /// # Errors
     /// `Unmapped` if the operand is another table's.
-    pub fn bytes(&self, bound: &Bound<'a>) -> Result<&[u8], Refusal> {
+    pub fn bytes(&self, bound: &Bound<'a>) -> Result<&[u8], BindError> {
         if !self.owns(bound) {
-            return Err(Refusal::Unmapped);
+            return Err(BindError::Unmapped);
         }
         // SAFETY: in bounds by `bind`; mapped and not written by others by the contract of
         // `Mapped::new`. This command does not write either: only `Operands` makes slices to write

@@ -88,8 +88,8 @@ impl<F: FnMut() + Send> MatrixPart for OnUnit<F> {
     }
 }
 
-/// Returns `true` if the DMA engine makes such a copy by one descriptor. Others are made by loads and
-/// stores.
+/// Returns `true` if the DMA engine makes such a copy by one descriptor. Others are made by loads
+/// and stores.
 #[must_use]
 pub fn has_descriptor(shape: &CopyShape) -> bool {
     RowFields::NATIVE.fit(shape)
@@ -101,8 +101,8 @@ impl Engine {
         self.step_with_matrix(None, part, &mut [(); 0], |()| ());
     }
 
-    /// Runs code on the thread that computes parts of steps: locking the unit, for instance, holds for
-    /// the thread that does it.
+    /// Runs code on the thread that computes parts of steps: locking the unit, for instance, holds
+    /// for the thread that does it.
     pub fn on_matrix_thread(&self, run: impl FnMut() + Send) {
         self.compute(OnUnit(run));
     }

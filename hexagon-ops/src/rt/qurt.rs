@@ -24,8 +24,8 @@ pub struct Engine {
 
 impl Engine {
     /// Returns an engine of `threads` threads, the caller's among them; of fewer if the system
-    /// starts fewer, and of one while another engine has workers. An engine of several has one more,
-    /// for the matrix unit, if the system starts it.
+    /// starts fewer, and of one while another engine has workers. An engine of several has one
+    /// more, for the matrix unit, if the system starts it.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         Self {
@@ -35,8 +35,8 @@ impl Engine {
         }
     }
 
-    /// Returns `true` if a copy did not finish in time. What was computed since is not to be trusted,
-    /// and the DMA engine is not started again.
+    /// Returns `true` if a copy did not finish in time. What was computed since is not to be
+    /// trusted, and the DMA engine is not started again.
     #[must_use]
     pub fn is_stuck(&self) -> bool {
         self.is_stuck.load(Ordering::Relaxed)
@@ -64,8 +64,8 @@ impl Engine {
         self.step_with_matrix(copy, (), tasks, run);
     }
 
-    /// Does the same, and computes `part` beside the tasks: on the matrix unit's thread, or first of
-    /// all on the calling thread, while the workers begin with the tasks.
+    /// Does the same, and computes `part` beside the tasks: on the matrix unit's thread, or first
+    /// of all on the calling thread, while the workers begin with the tasks.
     pub fn step_with_matrix<T: Send>(
         &self,
         copy: Option<Copy<'_>>,
@@ -74,7 +74,8 @@ impl Engine {
         run: impl Fn(&mut T) + Sync,
     ) {
         let tasks = || {
-            // One thread makes no list, so that the compiler can join a task with what is around it.
+            // One thread makes no list, so that the compiler can join a task with what is around
+            // it.
             if self.team.is_empty() || part.is_empty() && tasks.len() < 2 {
                 part.run();
                 tasks.iter_mut().for_each(run);
@@ -88,8 +89,8 @@ impl Engine {
         }
     }
 
-    /// Makes the copies while `run` runs, and returns when both are done. Steps in `run` have no copies
-    /// for the DMA engine: theirs are made by loads and stores.
+    /// Makes the copies while `run` runs, and returns when both are done. Steps in `run` have no
+    /// copies for the DMA engine: theirs are made by loads and stores.
     #[inline(always)]
     pub fn beside<R>(&self, copies: &mut [CopyRows<'_>], run: impl FnOnce() -> R) -> R {
         let is_free = !self.is_stuck() && !self.is_copying.swap(true, Ordering::Relaxed);

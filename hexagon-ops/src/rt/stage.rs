@@ -92,7 +92,8 @@ mod tests {
         assert_eq!(stage.enter(), Admission::Absent);
     }
 
-    /// The host repeats a call that a signal interrupted, and it may arrive when the first one ends.
+    /// The host repeats a call that a signal interrupted, and it may arrive when the first one
+    /// ends.
     #[test]
     fn a_call_that_meets_the_end_of_another_finds_the_session() {
         const TURNS: u32 = if cfg!(miri) { 100 } else { 20_000_000 };

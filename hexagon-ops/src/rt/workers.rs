@@ -8,12 +8,12 @@
 //! polls `unfinished`, later sleeps on it        the last one wakes the caller
 //! ```
 //!
-//! The matrix unit belongs to one thread. Where it is a thread beside the others, that thread is the
-//! only worker of a second [`Workers`], and takes the parts of steps for the unit from there
+//! The matrix unit belongs to one thread. Where it is a thread beside the others, that thread is
+//! the only worker of a second [`Workers`], and takes the parts of steps for the unit from there
 //! ([`Workers::run_on_workers`]).
 //!
-//! This file knows no operating system: [`ThreadSystem`] has the three functions that it needs. The DSP's
-//! threads are in `qurt`; the tests below use the host's.
+//! This file knows no operating system: [`ThreadSystem`] has the three functions that it needs. The
+//! DSP's threads are in `qurt`; the tests below use the host's.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
@@ -75,9 +75,9 @@ impl Workers {
         }
     }
 
-    /// Runs the tasks of a step, and returns when all are done. The calling thread runs `beside` first,
-    /// while the workers begin with the tasks. It also runs all tasks of a step that another thread or
-    /// a task makes meanwhile.
+    /// Runs the tasks of a step, and returns when all are done. The calling thread runs `beside`
+    /// first, while the workers begin with the tasks. It also runs all tasks of a step that another
+    /// thread or a task makes meanwhile.
     ///
     /// The list behind `step` is in use here only, and for the first time.
     pub fn run<S: ThreadSystem>(&self, step: &RunningStep<'_>, beside: impl FnOnce()) {
@@ -101,9 +101,9 @@ impl Workers {
         self.is_busy.store(false, Ordering::Release);
     }
 
-    /// Runs the tasks of a step on workers only, of which there is at least one, and `beside` on the
-    /// calling thread meanwhile. Returns when all are done. One thread at a time calls this, and not
-    /// from within a task.
+    /// Runs the tasks of a step on workers only, of which there is at least one, and `beside` on
+    /// the calling thread meanwhile. Returns when all are done. One thread at a time calls this,
+    /// and not from within a task.
     pub fn run_on_workers<S: ThreadSystem>(&self, step: &RunningStep<'_>, beside: impl FnOnce()) {
         self.publish::<S>(step);
         beside();
@@ -134,8 +134,8 @@ impl Workers {
         self.is_stopping.store(false, Ordering::Release);
     }
 
-    /// Offers the tasks of a step to the workers. Not inlined, as the waiting below, because every kind of step would have a
-    /// copy.
+    /// Offers the tasks of a step to the workers. Not inlined, as the waiting below, because every
+    /// kind of step would have a copy.
     #[inline(never)]
     fn publish<S: ThreadSystem>(&self, step: &RunningStep<'_>) {
         let count = step.count;
@@ -274,10 +274,12 @@ pub struct RunningStep<'a> {
     owner: PhantomData<&'a ()>,
 }
 
-/// Runs the task of a number. `tools/check.py` takes every function of this name for a target of [`call`].
+/// Runs the task of a number. `tools/check.py` takes every function of this name for a target of
+/// [`call`].
 ///
 /// # Safety
-/// - `tasks` points at a `TaskList<T, F>` of more than `number` tasks, which lives until this returns.
+/// - `tasks` points at a `TaskList<T, F>` of more than `number` tasks, which lives until this
+///   returns.
 /// - No other thread uses the task.
 #[inline(never)]
 unsafe fn run_task<T: Send, F: Fn(&mut T) + Sync>(tasks: *const (), number: u32) {

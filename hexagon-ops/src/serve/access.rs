@@ -1,16 +1,18 @@
-//! The instructions that access each operand of a command, on which the step of cache operations depends: [`Access`].
+//! The instructions that access each operand of a command, on which the step of cache operations
+//! depends: [`Access`].
 //!
-//! Scalar instructions are the rule, so an operation that is new here is right. Vectors only are the exception, for operands
-//! of the common operations that are large and whose code was checked. There,
+//! Operands count as accessed by scalar instructions, which is always correct, so a new operation
+//! needs no entry. Large operands of common operations are listed here as accessed by vectors only,
+//! which saves cache operations. Their code was checked:
 //!
-//! 1. elements are f32, f16 or bf16 that follow each other in a row, and are read and written by vectors, the last ones of a
-//!    row too if it is whole lines;
-//! 2. each piece of a row that a kernel takes is whole lines: chunks and the columns of tasks are, and other pieces are
-//!    checked here;
+//! 1. elements are f32, f16 or bf16 that follow each other in a row, and are read and written by
+//!    vectors, the last ones of a row too if it is whole lines;
+//! 2. each piece of a row that a kernel takes is whole lines: chunks and the columns of tasks are,
+//!    and other pieces are checked here;
 //! 3. `memcpy` takes vectors for 128 bytes or more (rt/bytes.s).
 //!
-//! Numbers of rows, positions, chosen experts, sinks, factors of frequencies and blocks of quantized elements are read one by
-//! one.
+//! Numbers of rows, positions, chosen experts, sinks, factors of frequencies and blocks of
+//! quantized elements are read one by one.
 
 use super::region::Strided;
 use crate::layout::{LINE_BYTES, TILE_DIM};
@@ -30,18 +32,19 @@ fn vectors_if(is_known: bool) -> Access {
     }
 }
 
-/// Returns `true` if elements are floats that follow each other in rows, and rows and pieces of these numbers of elements
-/// are whole lines.
+/// Returns `true` if elements are floats that follow each other in rows, and rows and pieces of
+/// these numbers of elements are whole lines.
 fn is_whole(shape: &Shape, pieces: &[usize]) -> bool {
     let size = shape.dtype.block_bytes();
-    // A product that wraps has the same remainder: a line is a power of two. Pieces are parameters, and may be any number.
+    // A product that wraps has the same remainder: a line is a power of two. Pieces are parameters,
+    // and may be any number.
     let lines = |elems: &usize| elems.wrapping_mul(size).is_multiple_of(LINE_BYTES);
     let is_dense = shape.dtype.is_float() && shape.has_dense_rows();
     is_dense && lines(&shape.ne[0]) && pieces.iter().all(lines)
 }
 
-/// Returns the access of the rows of a product: activations, results, or the other operand of its epilogue. Kernels take 32
-/// columns at a time.
+/// Returns the access of the rows of a product: activations, results, or the other operand of its
+/// epilogue. Kernels take 32 columns at a time.
 pub(super) fn of_product(rows: &Strided) -> Access {
     vectors_if(rows.row.is_multiple_of(TILE_DIM))
 }
@@ -58,7 +61,8 @@ pub(super) fn of_tensors(
     src: [Option<&Shape>; SOURCES],
 ) -> (Access, [Access; SOURCES]) {
     let n = dst.ne[0];
-    // Operands of which each is read or written by itself, a chunk or a row of the result at a time.
+    // The access of operands that are read or written by a chunk or a row of the result at a time.
+    // Each is judged by itself.
     let each = |count: usize, pieces: &[usize]| {
         let of = |shape: &Shape| vectors_if(is_whole(shape, &[n]) && is_whole(shape, pieces));
         let mut access = [Access::Scalar; SOURCES];
@@ -88,8 +92,8 @@ pub(super) fn of_tensors(
     }
 }
 
-/// Returns the access of the result and of each source of an operation with more sources. Of a recurrence, the states are
-/// large: it moves them between memory and VTCM a row at a time.
+/// Returns the access of the result and of each source of an operation with more sources. Of a
+/// recurrence, the states are large: it moves them between memory and VTCM a row at a time.
 pub(super) fn of_wide(
     op: &Op,
     dst: &Shape,
@@ -121,13 +125,14 @@ pub(super) fn of_wide(
     (vectors_if(is_whole(dst, &[columns, rows])), access)
 }
 
-/// Returns the numbers of elements at which a rotation cuts a row: elements before the rotated ones, and half of those.
+/// Returns the numbers of elements at which a rotation cuts a row: elements before the rotated
+/// ones, and half of those.
 fn pieces(rope: &Rope) -> [usize; 2] {
     [rope.first, rope.n_pairs()]
 }
 
-/// Returns the access of the result and of the sources of a convolution along tokens: windows of three or four elements are
-/// transposed by vectors, 32 channels at a time.
+/// Returns the access of the result and of the sources of a convolution along tokens: windows of
+/// three or four elements are transposed by vectors, 32 channels at a time.
 fn windows(dst: &Shape, src: [Option<&Shape>; SOURCES]) -> (Access, [Access; SOURCES]) {
     let is_dense = |src: &Shape| src.dtype == Type::F32 && src.has_dense_rows();
     let is_known = dst.is_gapless()
@@ -139,8 +144,9 @@ fn windows(dst: &Shape, src: [Option<&Shape>; SOURCES]) -> (Access, [Access; SOU
     (access[0], access)
 }
 
-/// Returns the access of the result and of the first `count` sources of an operation that moves elements between rows: a
-/// piece ends where a row of either ends, and is read and written by the same instructions.
+/// Returns the access of the result and of the first `count` sources of an operation that moves
+/// elements between rows: a piece ends where a row of either ends, and is read and written by the
+/// same instructions.
 fn moved(dst: &Shape, src: [Option<&Shape>; SOURCES], count: usize) -> (Access, [Access; SOURCES]) {
     let all = || src.iter().take(count).flatten().copied().chain([dst]);
     let is_known = all().all(|shape| all().all(|other| is_whole(shape, &[other.ne[0]])));

@@ -18,8 +18,8 @@ use crate::rt::cache::Access;
 use crate::rt::memory::{CheckedOperands, Operands, Table};
 use crate::wire;
 
-/// Checks that [`wire::OP_ATTENTION`] accepts these types, dimensions, strides and parameters. Buffers
-/// and offsets are not read.
+/// Checks that [`wire::OP_ATTENTION`] accepts these types, dimensions, strides and parameters.
+/// Buffers and offsets are not read.
 ///
 /// # Errors
 /// The failure with which the DSP would answer the command.
@@ -60,8 +60,8 @@ pub(super) struct CheckedAttention {
     pub(super) operands: CheckedOperands<SOURCES>,
 }
 
-/// Checks the fields of [`wire::OP_ATTENTION`], and returns what they say and its operands; `None` if the result has no
-/// elements.
+/// Checks the fields of [`wire::OP_ATTENTION`], and returns what they say and its operands; `None`
+/// if the result has no elements.
 pub(super) fn check<'a>(
     body: &wire::Attention,
     memory: &'a mut Table,
@@ -103,7 +103,7 @@ pub(super) fn check<'a>(
         dst: CheckedTensor::new(dst.shape, true, of_attention(&dst.shape)),
         order: dst.shape.row_order().ok_or(Failure::from(Error::Operand))?,
         src,
-        operands: operands.remember(),
+        operands: operands.to_checked(),
     };
     Ok(Some((checked, operands)))
 }
@@ -111,8 +111,8 @@ pub(super) fn check<'a>(
 impl CheckedAttention {
     /// Executes the attention on its operands. `table` is in VTCM.
     ///
-    /// Keys, values and the mask need no cache operations if the DMA engine reads them, except for what
-    /// earlier commands of the submission wrote.
+    /// Keys, values and the mask need no cache operations if the DMA engine reads them, except for
+    /// what earlier commands of the submission wrote.
     pub(super) fn run(
         &self,
         mut operands: Operands<'_, SOURCES>,

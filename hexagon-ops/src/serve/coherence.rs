@@ -1,9 +1,10 @@
-//! Cache operations of a submission: each range of bytes is made visible once, and results are written to memory when the
-//! fence is answered.
+//! Cache operations of a submission: each range of bytes is made visible once, and results are
+//! written to memory when the fence is answered.
 //!
-//! The host touches no operand of a submission until its fence is answered, so within a submission only the DSP writes.
-//! Lines that were invalidated or written once are up to date until then, and lines that were written stay in the cache.
-//! They reach memory at the fence, and earlier if the DMA engine reads them, or if their buffer is unmapped.
+//! The host touches no operand of a submission until its fence is answered, so within a submission
+//! only the DSP writes. Lines that were invalidated or written once are up to date until then, and
+//! lines that were written stay in the cache. They reach memory at the fence, and earlier if the
+//! DMA engine reads them, or if their buffer is unmapped.
 //!
 //! ```text
 //! read      known range? nothing : written lines among them -> clean · invalidate · remember
@@ -11,13 +12,15 @@
 //! fence     clean all that was written · forget everything
 //! ```
 //!
-//! A slot of the table is found by the range's address, because commands name the same tensors again and again. A range
-//! that starts elsewhere inside a known one is looked for only among written ranges.
+//! A slot of the table is found by the range's address, because commands name the same tensors
+//! again and again. A range that starts elsewhere inside a known one is looked for only among
+//! written ranges.
 //!
-//! Each operation is for the instructions that access the range, [`Access`]. A range that was read for vectors is read again
-//! for scalar loads. A written range is up to date for all instructions: the processor keeps its caches consistent for its own
-//! stores, and [`Cache::read_edges`] has made the other bytes of its lines visible to scalar loads. An operation in place, which
-//! may leave bytes of its result as they were, reads them for scalar loads.
+//! Each operation is for the instructions that access the range, [`Access`]. A range that was read
+//! for vectors is read again for scalar loads. A written range is up to date for all instructions:
+//! the processor keeps its caches consistent for its own stores, and [`Cache::read_edges`] has made
+//! the other bytes of its lines visible to scalar loads. An operation in place, which may leave
+//! bytes of its result as they were, reads them for scalar loads.
 
 use core::ops::Range;
 
@@ -39,7 +42,8 @@ struct Slot {
     start: usize,
     end: usize,
     is_written: bool,
-    /// Instructions that wrote the range; of a range that is not written, those for which it is up to date.
+    /// Instructions that wrote the range; of a range that is not written, those for which it is up
+    /// to date.
     access: Access,
 }
 
@@ -75,7 +79,8 @@ impl Slot {
         }
     }
 
-    /// Returns `true` if `other` lies in this range, which is up to date for the instructions that access `other`.
+    /// Returns `true` if `other` is in this range, which is up to date for the instructions that
+    /// access `other`.
     fn provides(&self, other: &Self) -> bool {
         self.contains(other) && self.fresh_for().covers(other.access)
     }
@@ -97,8 +102,8 @@ impl Slot {
         self.base + self.end
     }
 
-    /// Returns the slot that this range has in the table. Successive lines have different ones, and so have multiples of large
-    /// powers of two, at which buffers start.
+    /// Returns the slot that this range has in the table. Successive lines have different ones, and
+    /// so have multiples of large powers of two, at which buffers start.
     fn index(&self) -> usize {
         let line = self.address() / LINE_BYTES;
         let mixed = line ^ (line / (SLOTS * SLOTS));
@@ -131,7 +136,7 @@ impl CachedRanges {
     }
 
     /// Forgets everything, for a submission whose buffers the host has written since.
-    pub(super) fn forget(&mut self) {
+    pub(super) fn clear(&mut self) {
         *self = Self::new();
     }
 
@@ -163,18 +168,20 @@ impl<P: Platform> Cache<'_, P> {
         }
         self.platform
             .invalidate(bound.mapped(), lines.start..lines.end, access);
-        self.remember(index, lines);
+        self.record(index, lines);
     }
 
-    /// Returns `true` if all bytes of the operand are known to be visible to the instructions that `access` names.
+    /// Returns `true` if all bytes of the operand are known to be visible to the instructions that
+    /// `access` names.
     pub(super) fn holds(&self, bound: &Bound<'_>, access: Access) -> bool {
         let lines = Slot::lines(bound, &bound.range(), access);
         self.ranges.slots[lines.index()].provides(&lines)
     }
 
-    /// Makes the lines that a result shares with other data at both ends of `range` visible to all instructions.
-    /// Otherwise, cleaning the result would write old bytes over data of the host in the same lines, and a scalar load
-    /// of that data, which lies in a written range then, would read old bytes.
+    /// Makes the lines that a result shares with other data at both ends of `range` visible to all
+    /// instructions. Otherwise, cleaning the result would write old bytes over data of the host in
+    /// the same lines, and a scalar load of that data, which is in a written range then, would read
+    /// old bytes.
     pub(super) fn read_edges(&mut self, bound: &Bound<'_>, range: &Range<usize>) {
         let lines = Slot::lines(bound, range, Access::Scalar);
         if self.ranges.slots[lines.index()].provides(&lines) {
@@ -197,7 +204,7 @@ impl<P: Platform> Cache<'_, P> {
             Some(all) => all.start.min(start)..all.end.max(end),
             None => start..end,
         });
-        self.remember(lines.index(), lines);
+        self.record(lines.index(), lines);
     }
 
     /// Writes those results of earlier commands to memory that the DMA engine will read there.
@@ -208,7 +215,8 @@ impl<P: Platform> Cache<'_, P> {
         }
     }
 
-    /// Returns `true` if a written range contains `lines`; otherwise cleans the written ranges that overlap them.
+    /// Returns `true` if a written range contains `lines`; otherwise cleans the written ranges that
+    /// overlap them.
     fn clean_within(&mut self, lines: &Slot) -> bool {
         match &self.ranges.written {
             Some(all) if lines.address() < all.end && all.start < lines.end_address() => {}
@@ -225,7 +233,7 @@ impl<P: Platform> Cache<'_, P> {
     }
 
     /// Gives the slot `index` to `lines`.
-    fn remember(&mut self, index: usize, mut lines: Slot) {
+    fn record(&mut self, index: usize, mut lines: Slot) {
         let slot = &mut self.ranges.slots[index];
         if (slot.buffer, slot.address()) == (lines.buffer, lines.address()) {
             // The rest of the longer range must be as up to date as the new one says.

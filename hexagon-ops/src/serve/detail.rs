@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::error::Error;
 use crate::hmx::Fault;
-use crate::rt::memory::Refusal;
+use crate::rt::memory::BindError;
 use crate::wire::{STATUS_BAD_COMMAND, STATUS_FAULT, STATUS_MAP_FAILED, STATUS_NO_VTCM, STATUS_OK};
 
 /// The reason why a command was not executed: `wire::STATUS_*` and the detail of that status.
@@ -57,7 +57,7 @@ pub const MAP_FULL: u32 = 2;
 /// [`STATUS_MAP_FAILED`]: the operating system of the DSP refused.
 pub const MAP_REFUSED: u32 = 3;
 
-/// [`STATUS_FAULT`]: an operand of the matrix unit lies outside VTCM.
+/// [`STATUS_FAULT`]: an operand of the matrix unit is outside VTCM.
 pub const FAULT_OUTSIDE_VTCM: u32 = 1;
 /// [`STATUS_FAULT`]: a multiply has no or too many tiles.
 pub const FAULT_DEEP: u32 = 2;
@@ -97,14 +97,14 @@ impl Failure {
     }
 }
 
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
-        Self::bad(match refusal {
-            Refusal::Number => NUMBER,
-            Refusal::Unmapped => UNMAPPED,
-            Refusal::Taken => TAKEN,
-            Refusal::Bounds => BOUNDS,
-            Refusal::Overlap => OVERLAP,
+impl From<BindError> for Failure {
+    fn from(error: BindError) -> Self {
+        Self::bad(match error {
+            BindError::Number => NUMBER,
+            BindError::Unmapped => UNMAPPED,
+            BindError::Taken => TAKEN,
+            BindError::Bounds => BOUNDS,
+            BindError::Overlap => OVERLAP,
         })
     }
 }
@@ -131,9 +131,9 @@ impl From<Error> for Failure {
     }
 }
 
-/// Returns `true` if a failure concerns only the values of one submission, or memory. The session and
-/// its mapped buffers are unchanged then. Other failures mean that host and DSP do not understand
-/// each other.
+/// Returns `true` if a failure concerns only the values of one submission, or memory. The session
+/// and its mapped buffers are unchanged then. Other failures mean that host and DSP do not
+/// understand each other.
 #[must_use]
 pub const fn is_passing(status: u32, detail: u32) -> bool {
     match status {

@@ -1,14 +1,15 @@
 //! Commands of lists that were executed before.
 //!
-//! The host runs the same list again and again. A command that has the bytes of an earlier one at its place says the same, so
-//! it is checked once, as long as no buffer is mapped or unmapped.
+//! The host runs the same list again and again. A command that has the bytes of an earlier one at
+//! its place says the same, so it is checked once, as long as no buffer is mapped or unmapped.
 //!
 //! ```text
 //! command of a list ── same bytes, same buffers ──> run what checking found
 //!        └── otherwise: copy the bytes, check, run, and keep what checking found if that succeeded
 //! ```
 //!
-//! The bytes are compared where the host can write them, but what runs was copied, and then checked.
+//! The bytes are compared where the host can write them, but what runs was copied, and then
+//! checked.
 
 use super::attention::CheckedAttention;
 use super::matmul::CheckedProduct;
@@ -23,7 +24,8 @@ const PLACES: usize = 1024;
 /// Lines of a command.
 const LINES: usize = size_of::<Command>() / LINE_BYTES;
 
-/// The result of checking. `None` has the number 0 and no content, so that a table of them needs no place in the library's file.
+/// The result of checking. `None` has the number 0 and no content, so that a table of them needs no
+/// place in the library's file.
 #[derive(Debug)]
 #[repr(u8)]
 pub(super) enum CheckedCommand {

@@ -1,4 +1,5 @@
-//! Decoding of a command on tensors: the kernel's number and its parameters to the operation that computes it.
+//! Decoding of a command on tensors: the kernel's number and its parameters to the operation that
+//! computes it.
 
 use super::detail::{Failure, KERNEL_NUMBER, OPERAND};
 use crate::ops::Op;
@@ -51,7 +52,8 @@ macro_rules! declare {
         /// Returns the operation that a command names, with its parameters.
         ///
         /// # Errors
-        /// `KERNEL_NUMBER` if no kernel has the number; `OPERAND` if a parameter has a value that the kernel does not know.
+        /// `KERNEL_NUMBER` if no kernel has the number; `OPERAND` if a parameter has a value that
+        /// the kernel does not know.
         pub(super) fn decode(kernel: u32, params: &[u32; 16]) -> Result<Op, Failure> {
             let $p = Params(params);
             Ok(match kernel {
@@ -101,7 +103,8 @@ fn part(p: Params<'_>, is_sum: bool) -> Result<ChangedPart, Failure> {
 
 /// Decodes the parameters of a rotation, as ggml stores them.
 ///
-/// SOURCE: ggml.h, `GGML_ROPE_TYPE_NORMAL` 0, `_NEOX` 2, `_MROPE` 8, `_VISION` 24, `_IMROPE` 40; ggml.c, `ggml_rope_impl`.
+/// SOURCE: ggml.h, `GGML_ROPE_TYPE_NORMAL` 0, `_NEOX` 2, `_MROPE` 8, `_VISION` 24, `_IMROPE` 40;
+/// ggml.c, `ggml_rope_impl`.
 fn rope(p: Params<'_>, is_inverse: bool) -> Result<Rope, Failure> {
     let (pairs, order) = match p.word(2) {
         0 => (RopePairs::Adjacent, None),
@@ -128,7 +131,8 @@ fn rope(p: Params<'_>, is_inverse: bool) -> Result<Rope, Failure> {
     })
 }
 
-/// Decodes the parameters of IM2COL, as ggml stores them, and the window that the planner puts after them.
+/// Decodes the parameters of IM2COL, as ggml stores them, and the window that the planner puts
+/// after them.
 fn im2col(p: Params<'_>) -> Result<Im2col, Failure> {
     Ok(Im2col {
         image: if p.is_set(6) {
@@ -143,7 +147,8 @@ fn im2col(p: Params<'_>) -> Result<Im2col, Failure> {
     })
 }
 
-/// Decodes the parameters of IM2COL_3D, as ggml stores them, and the window that the planner puts after them.
+/// Decodes the parameters of IM2COL_3D, as ggml stores them, and the window that the planner puts
+/// after them.
 fn im2col_3d(p: Params<'_>) -> Result<Im2col, Failure> {
     Ok(Im2col {
         image: Image::Volume(p.size(9)?),
@@ -237,8 +242,8 @@ fn transposed(stride: [u32; 3], form: ConvolutionForm) -> Convolution {
 
 /// Decodes the mode of UPSCALE.
 ///
-/// SOURCE: ggml.h, enum `ggml_scale_mode` and `ggml_scale_flag`: bit 8 aligns corners, bit 9 averages
-/// what an element covers.
+/// SOURCE: ggml.h, enum `ggml_scale_mode` and `ggml_scale_flag`: bit 8 aligns corners, bit 9
+/// averages what an element covers.
 fn interpolation(mode: u32) -> Result<Interpolation, Failure> {
     let neighbours = match (mode & 0xff, mode >> 9) {
         (0, 0) => Neighbours::Nearest,

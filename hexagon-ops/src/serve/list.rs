@@ -79,7 +79,7 @@ impl<P: Platform> Work<'_, P> {
         match checked {
             CheckedCommand::None => None,
             CheckedCommand::Tensor(op) => {
-                let operands = self.state.memory.lend().recall(&op.operands)?;
+                let operands = self.state.memory.lend().rebind(&op.operands)?;
                 if !self.platform.begin() {
                     return Some(Ok(()));
                 }
@@ -97,7 +97,7 @@ impl<P: Platform> Work<'_, P> {
                     resident,
                     ..
                 } = state;
-                let operands = memory.lend().recall(&experts.operands)?;
+                let operands = memory.lend().rebind(&experts.operands)?;
                 if !platform.begin() {
                     return Some(Ok(()));
                 }
@@ -114,7 +114,7 @@ impl<P: Platform> Work<'_, P> {
                     resident,
                     ..
                 } = state;
-                let operands = memory.lend().recall(&attention.operands)?;
+                let operands = memory.lend().rebind(&attention.operands)?;
                 if !platform.begin() {
                     return Some(Ok(()));
                 }
@@ -124,7 +124,7 @@ impl<P: Platform> Work<'_, P> {
             }
             CheckedCommand::Product(product) => {
                 let (state, platform, machine) = self.parts();
-                let operands = state.memory.lend().recall(&product.operands)?;
+                let operands = state.memory.lend().rebind(&product.operands)?;
                 if !platform.begin() {
                     return Some(Ok(()));
                 }

@@ -1,5 +1,5 @@
-//! The commands for products with packed weights: checks the fields, makes the operands visible to the
-//! DSP, and cuts the command into products of [`crate::ops::matmul`].
+//! The commands for products with packed weights: checks the fields, makes the operands visible to
+//! the DSP, and cuts the command into products of [`crate::ops::matmul`].
 
 use bytemuck::{Pod, Zeroable};
 
@@ -13,7 +13,7 @@ use super::region::{BoundRows, Strided, accepts_rows};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, WeightType};
 use crate::ops::matmul::{Combine, Dots, Epilogue, Machine, MatMul, Prepared, RowStarts};
 use crate::rt::memory::{Addresses, Bound, CheckedOperands, LentBuffers, Operands, Table};
-use crate::wire::{self, Plain};
+use crate::wire::{self, RowsF32};
 
 /// Maximum number of elements along K. With more, a row of tiles fits in no VTCM, and sizes could
 /// exceed 32 bits.
@@ -21,8 +21,8 @@ const MAX_K: u32 = 1 << 20;
 /// Maximum number of rows of one product, so that the planner's sizes fit in 32 bits. More rows are
 /// several products.
 const MAX_ROWS: usize = 1 << 16;
-/// Activations of the last product that are resident in VTCM. The next product may multiply the same ones: Q, K and V do,
-/// and so do gate and up.
+/// Activations of the last product that are resident in VTCM. The next product may multiply the
+/// same ones: Q, K and V do, and so do gate and up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResidentActs {
     addresses: Addresses,
@@ -30,8 +30,8 @@ pub(super) struct ResidentActs {
     form: Prepared,
 }
 
-/// Activations that are resident in VTCM, if any are. `None` has the number 0, so that a new [`super::State`] is all zeros,
-/// which take no place in the library's file.
+/// Activations that are resident in VTCM, if any are. `None` has the number 0, so that a new
+/// [`super::State`] is all zeros, which take no place in the library's file.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(super) enum Resident {
@@ -127,7 +127,8 @@ struct Combined {
     other: Option<Strided>,
 }
 
-/// Checks the epilogue of a command whose results lie at `dst`, and returns it and the place of the other operand.
+/// Checks the epilogue of a command whose results are at `dst`, and returns it and the place of the
+/// other operand.
 fn epilogue<'a>(
     body: &wire::MatMul,
     dst: &BoundRows<'a>,
@@ -142,7 +143,7 @@ fn epilogue<'a>(
         return Err(Failure::bad(RESERVED));
     }
     let f = match *kernel {
-        0 if *other == Plain::zeroed() && *swapped == 0 => return Ok((None, None)),
+        0 if *other == RowsF32::zeroed() && *swapped == 0 => return Ok((None, None)),
         0 => return Err(Failure::bad(RESERVED)),
         wire::KERNEL_ADD => Combine::Add,
         wire::KERNEL_SWIGLU => Combine::Swiglu,
@@ -199,7 +200,8 @@ pub fn accepts_product(body: &wire::MatMul) -> Result<(), Failure> {
     accepts_rows(dst, [(&body.act, body.weights.k, counts)])
 }
 
-/// Checks the fields of [`wire::OP_MUL_MAT`], and returns what they say and its operands; `None` if there are no rows.
+/// Checks the fields of [`wire::OP_MUL_MAT`], and returns what they say and its operands; `None` if
+/// there are no rows.
 pub(super) fn check<'a>(
     body: &wire::MatMul,
     memory: &'a mut Table,
@@ -237,13 +239,14 @@ pub(super) fn check<'a>(
         m: usize::try_from(body.m).map_err(|_| Failure::bad(BOUNDS))?,
         ratio,
         dots,
-        operands: operands.remember(),
+        operands: operands.to_checked(),
     };
     Ok(Some((product, operands)))
 }
 
 impl CheckedProduct {
-    /// Executes the product on its operands, and returns the activations that are resident in VTCM afterwards.
+    /// Executes the product on its operands, and returns the activations that are resident in VTCM
+    /// afterwards.
     ///
     /// - `resident`: the activations that are resident before
     pub(super) fn run(
@@ -316,8 +319,8 @@ struct Slices<'a> {
 }
 
 impl CheckedProduct {
-    /// Multiplies plane by plane; planes that share a slice and follow one another are one product. Returns the form of the
-    /// activations that are resident in VTCM if there was only one product.
+    /// Multiplies plane by plane; planes that share a slice and follow one another are one product.
+    /// Returns the form of the activations that are resident in VTCM if there was only one product.
     fn planes(
         &self,
         prepared: Option<Prepared>,

@@ -7,8 +7,9 @@ use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
 use crate::wire::{Completion, VOTES};
 
-/// Idle time after which VTCM goes back where its holder is never asked for it, because it cannot hold it with a lower priority
-/// than that of those who wait: longer than the pauses between submissions of a token.
+/// Idle time after which VTCM goes back where its holder is never asked for it, because it cannot
+/// hold it with a lower priority than that of those who wait: longer than the pauses between
+/// submissions of a token.
 pub const UNASKED_IDLE_US: u32 = 2000;
 
 /// The system that the command loop runs on.
@@ -22,12 +23,12 @@ pub trait Platform {
     /// Unmaps memory that [`Self::map`] returned.
     fn unmap(&mut self, mapped: Mapped);
 
-    /// Maps the region of the ring, or returns `None` if that fails. The region stays mapped as long
-    /// as the value lives.
+    /// Maps the region of the ring, or returns `None` if that fails. The region stays mapped as
+    /// long as the value lives.
     fn map_ring(&mut self, fd: i32, bytes: usize) -> Option<Shared>;
 
-    /// Makes later loads from a range of a buffer, by the instructions that `access` names, read memory
-    /// instead of old cache lines. No slice of the range is in use.
+    /// Makes later loads from a range of a buffer, by the instructions that `access` names, read
+    /// memory instead of old cache lines. No slice of the range is in use.
     fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>, access: Access);
 
     /// Writes the cache lines of a range of a buffer, which `access` has written, to memory.
@@ -36,7 +37,8 @@ pub trait Platform {
     /// Returns the time of a clock, microseconds.
     fn time_us(&mut self) -> u64;
 
-    /// Returns the number of packets that the serving thread has executed; 0 if it cannot be counted.
+    /// Returns the number of packets that the serving thread has executed; 0 if it cannot be
+    /// counted.
     fn packets(&mut self) -> u64;
 
     /// Lets other threads run; `polls` counts the calls since the last command.
@@ -45,14 +47,15 @@ pub trait Platform {
     /// A code that the call of METHOD_SERVE returns at once, because the handle is being closed.
     fn relax(&mut self, polls: u32) -> Result<(), i32>;
 
-    /// Returns `true` if another session or program waits for VTCM and the matrix unit, which a call of METHOD_SERVE has: it
-    /// returns after the current submission.
+    /// Returns `true` if another session or program waits for VTCM and the matrix unit, which a
+    /// call of METHOD_SERVE has: it returns after the current submission.
     fn is_vtcm_wanted(&self) -> bool {
         false
     }
 
-    /// Returns the longest time without a command after which a call of METHOD_SERVE returns, microseconds: a system that cannot
-    /// say that VTCM is wanted gets it back after [`UNASKED_IDLE_US`].
+    /// Returns the longest time without a command after which a call of METHOD_SERVE returns,
+    /// microseconds: a system that cannot say that VTCM is wanted gets it back after
+    /// [`UNASKED_IDLE_US`].
     fn longest_idle_us(&self) -> u32 {
         u32::MAX
     }
@@ -68,8 +71,8 @@ pub trait Platform {
         [0; VOTES.len()]
     }
 
-    /// Called with each completion before it is written. The stand-in injects faults here; a DSP does
-    /// nothing.
+    /// Called with each completion before it is written. The stand-in injects faults here; a DSP
+    /// does nothing.
     ///
     /// # Errors
     /// A code that the call of METHOD_SERVE returns at once.

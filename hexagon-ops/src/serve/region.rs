@@ -6,8 +6,8 @@ use super::Platform;
 use super::coherence::Cache;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, RESERVED, ROWS};
 use crate::rt::cache::Access;
-use crate::rt::memory::{Bound, LentBuffers, Refusal};
-use crate::wire::Plain;
+use crate::rt::memory::{BindError, Bound, LentBuffers};
+use crate::wire::RowsF32;
 
 /// Bytes of an element.
 const ELEMENT: usize = 4;
@@ -23,7 +23,7 @@ pub(super) struct Strided {
     pub(super) strides: [usize; 3],
 }
 
-/// Rows that lie in their buffer.
+/// Rows that are in their buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct BoundRows<'a> {
     /// The bytes from the first element to the last.
@@ -32,16 +32,17 @@ pub(super) struct BoundRows<'a> {
 }
 
 impl<'a> BoundRows<'a> {
-    /// Resolves `plain`, whose rows have `row` elements and whose dimensions have `counts` indices, none of them 0.
+    /// Resolves `described`, whose rows have `row` elements and whose dimensions have `counts`
+    /// indices, none of them 0.
     pub(super) fn new(
-        plain: &Plain,
+        described: &RowsF32,
         row: u32,
         counts: [u32; 3],
         buffers: &LentBuffers<'a>,
     ) -> Result<Self, Failure> {
-        let bytes = plain_bytes(plain, row, counts)?;
-        let bound = buffers.bind(plain.buffer, plain.offset, bytes)?;
-        let rows = Strided::new(plain, row, counts)?;
+        let bytes = rows_bytes(described, row, counts)?;
+        let bound = buffers.bind(described.buffer, described.offset, bytes)?;
+        let rows = Strided::new(described, row, counts)?;
         Ok(Self { bound, rows })
     }
 
@@ -50,7 +51,8 @@ impl<'a> BoundRows<'a> {
         self.rows.runs(self.bound.range().start, f);
     }
 
-    /// Makes bytes that the host or an earlier command wrote visible to the instructions that `access` names.
+    /// Makes bytes that the host or an earlier command wrote visible to the instructions that
+    /// `access` names.
     pub(super) fn read(&self, access: Access, cache: &mut Cache<'_, impl Platform>) {
         self.runs(|range| cache.read(&self.bound, range, access));
     }
@@ -60,24 +62,26 @@ impl<'a> BoundRows<'a> {
         self.runs(|range| cache.read_edges(&self.bound, &range));
     }
 
-    /// Remembers that the results were written, for the host and for the DMA copies of later commands.
+    /// Remembers that the results were written, for the host and for the DMA copies of later
+    /// commands.
     pub(super) fn written(&self, access: Access, cache: &mut Cache<'_, impl Platform>) {
         self.runs(|range| cache.written(&self.bound, &range, access));
     }
 }
 
-/// Checks the alignment of rows of `row` elements, and returns the number of bytes from the first to the last.
-fn plain_bytes(plain: &Plain, row: u32, counts: [u32; 3]) -> Result<u64, Failure> {
-    if plain.reserved != 0 {
+/// Checks the alignment of rows of `row` elements, and returns the number of bytes from the first
+/// to the last.
+fn rows_bytes(described: &RowsF32, row: u32, counts: [u32; 3]) -> Result<u64, Failure> {
+    if described.reserved != 0 {
         return Err(Failure::bad(RESERVED));
     }
     let aligned = |bytes: u64| bytes.is_multiple_of(ELEMENT as u64);
-    if !aligned(plain.offset) || !plain.strides.iter().all(|stride| aligned(*stride)) {
+    if !aligned(described.offset) || !described.strides.iter().all(|stride| aligned(*stride)) {
         return Err(Failure::bad(ALIGNMENT));
     }
     let bounds = Failure::bad(BOUNDS);
     let mut bytes = u64::from(row) * ELEMENT as u64;
-    for (stride, count) in plain.strides.iter().zip(counts) {
+    for (stride, count) in described.strides.iter().zip(counts) {
         let last = u64::from(count.saturating_sub(1));
         let reach = stride.checked_mul(last).ok_or(bounds)?;
         bytes = bytes.checked_add(reach).ok_or(bounds)?;
@@ -85,42 +89,43 @@ fn plain_bytes(plain: &Plain, row: u32, counts: [u32; 3]) -> Result<u64, Failure
     Ok(bytes)
 }
 
-/// Rows that a command names: where they lie, elements of a row, and indices in the outer dimensions, none of them 0.
-pub(super) type NamedRows<'a> = (&'a Plain, u32, [u32; 3]);
+/// Rows that a command names: where they lie, elements of a row, and indices in the outer
+/// dimensions, none of them 0.
+pub(super) type NamedRows<'a> = (&'a RowsF32, u32, [u32; 3]);
 
-/// Checks that results and sources are aligned, that rows of results share nothing, and that sources share nothing with them.
-/// Buffers are told apart by their numbers.
+/// Checks that results and sources are aligned, that rows of results share nothing, and that
+/// sources share nothing with them. Buffers are told apart by their numbers.
 pub(super) fn accepts_rows<const N: usize>(
     dst: NamedRows<'_>,
     sources: [NamedRows<'_>; N],
 ) -> Result<(), Failure> {
-    let span = |(plain, row, counts): NamedRows<'_>| {
-        let bytes = plain_bytes(plain, row, counts)?;
-        let end = plain.offset.checked_add(bytes);
-        Ok::<_, Failure>(plain.offset..end.ok_or(Failure::bad(BOUNDS))?)
+    let span = |(described, row, counts): NamedRows<'_>| {
+        let bytes = rows_bytes(described, row, counts)?;
+        let end = described.offset.checked_add(bytes);
+        Ok::<_, Failure>(described.offset..end.ok_or(Failure::bad(BOUNDS))?)
     };
     let results = span(dst)?;
-    let (plain, row, counts) = dst;
-    Strided::new(plain, row, counts)?.disjoint()?;
+    let (described, row, counts) = dst;
+    Strided::new(described, row, counts)?.disjoint()?;
     for source in sources {
         let operand = span(source)?;
         let apart = operand.end <= results.start || results.end <= operand.start;
-        if source.0.buffer == plain.buffer && !apart {
-            return Err(Refusal::Overlap.into());
+        if source.0.buffer == described.buffer && !apart {
+            return Err(BindError::Overlap.into());
         }
     }
     Ok(())
 }
 
 impl Strided {
-    fn new(plain: &Plain, row: u32, counts: [u32; 3]) -> Result<Self, Failure> {
+    fn new(described: &RowsF32, row: u32, counts: [u32; 3]) -> Result<Self, Failure> {
         let bounds = Failure::bad(BOUNDS);
         let mut rows = Self {
             row: usize::try_from(row).map_err(|_| bounds)?,
             counts: [1; 3],
             strides: [0; 3],
         };
-        for (i, (stride, count)) in plain.strides.into_iter().zip(counts).enumerate() {
+        for (i, (stride, count)) in described.strides.into_iter().zip(counts).enumerate() {
             rows.counts[i] = usize::try_from(count).map_err(|_| bounds)?;
             // The stride of a single index has no meaning, and may be too large for a word.
             if count > 1 {
@@ -152,7 +157,8 @@ impl Strided {
         self.counts[outer] == 1 || Some(self.strides[outer]) == step.checked_mul(count)
     }
 
-    /// Calls `f` with each range of bytes that holds rows without a gap, if the first element is at byte `first`.
+    /// Calls `f` with each range of bytes that holds rows without a gap, if the first element is at
+    /// byte `first`.
     fn runs(&self, first: usize, mut f: impl FnMut(Range<usize>)) {
         // A stride of 0 leads to rows that have been seen.
         let count = |i: usize| {

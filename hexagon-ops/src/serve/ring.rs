@@ -6,8 +6,8 @@ use crate::wire::{
     STATE, TAKEN, VERSION, WISH, WISH_CLOSE, WISH_SERVE,
 };
 
-/// Time between two changes of [`PROGRESS`], microseconds: far below the shortest time-out of a host,
-/// 1 s, and long compared with a command.
+/// Time between two changes of [`PROGRESS`], microseconds: far below the shortest time-out of a
+/// host, 1 s, and long compared with a command.
 const PROGRESS_US: u64 = 20_000;
 
 /// An impossible counter, header or wish.

@@ -35,7 +35,8 @@ impl PartialEq for BoundTensor<'_> {
     }
 }
 
-/// Checks a tensor and resolves its buffer, and writes it to `out`; an absent tensor leaves `out` as it is.
+/// Checks a tensor and resolves its buffer, and writes it to `out`; an absent tensor leaves `out`
+/// as it is.
 ///
 /// A returned tensor would be copied several times on its way to `out`.
 pub(super) fn bind<'a>(
@@ -52,7 +53,8 @@ pub(super) fn bind<'a>(
     Ok(())
 }
 
-/// Returns the type of a tensor's elements from its number, one of `wire::TYPE_*`; `None` if there is none.
+/// Returns the type of a tensor's elements from its number, one of `wire::TYPE_*`; `None` if there
+/// is none.
 #[must_use]
 pub fn type_of(dtype: u32) -> Option<Type> {
     Some(match dtype {
@@ -101,8 +103,8 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
     let bounds = Failure::bad(BOUNDS);
     let size = |n: u32| usize::try_from(n).map_err(|_| bounds);
     let [n0, n1, n2, n3] = tensor.ne;
-    // Dimensions of 2^31 and more are negative here. They are refused, so that kernels can add to indices in the DSP's
-    // 32-bit words.
+    // Dimensions of 2^31 and more are negative here. They are refused, so that kernels can add to
+    // indices in the DSP's 32-bit words.
     let least =
         (n0.cast_signed().min(n1.cast_signed())).min(n2.cast_signed().min(n3.cast_signed()));
     let (n0, n1, n2, n3) = (size(n0)?, size(n1)?, size(n2)?, size(n3)?);
@@ -133,8 +135,8 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
     }))
 }
 
-/// Checks that [`wire::OP_TENSOR`] accepts these types, dimensions, strides and parameters. Buffers and
-/// offsets are only compared, to find the sources that are the result's memory.
+/// Checks that [`wire::OP_TENSOR`] accepts these types, dimensions, strides and parameters. Buffers
+/// and offsets are only compared, to find the sources that are the result's memory.
 ///
 /// # Errors
 /// The failure with which the DSP would answer the command.
@@ -182,8 +184,8 @@ fn sort_dimensions(dst: &mut Shape, src: &mut Shape) {
 }
 
 impl BoundTensor<'_> {
-    /// Calls `f` with the ranges of bytes of the buffer that hold the tensor, and whether other bytes lie between its
-    /// elements.
+    /// Calls `f` with the ranges of bytes of the buffer that hold the tensor, and whether other
+    /// bytes are between its elements.
     fn runs(&self, mut f: impl FnMut(Range<usize>, bool)) {
         let shape = &self.shape;
         if shape.is_gapless() {
@@ -247,7 +249,8 @@ impl BoundTensor<'_> {
     }
 }
 
-/// Checks the fields of a command, and returns what they say and its operands; `None` if the result has no elements.
+/// Checks the fields of a command, and returns what they say and its operands; `None` if the result
+/// has no elements.
 pub(super) fn check<'a>(
     body: &wire::TensorOp,
     memory: &'a mut Table,
@@ -282,8 +285,8 @@ pub(super) fn check<'a>(
         let Some(src) = &src[i] else { continue };
         let is_apart = src != dst;
         *apart = is_apart.then_some(src.bound);
-        // What an operation in place leaves unwritten counts as written, so that it must be up to date for all
-        // instructions before: ROPE of a part of each row, a copy to itself.
+        // What an operation in place leaves unwritten counts as written, so that it must be up to
+        // date for all instructions before: ROPE of a part of each row, a copy to itself.
         let access = if is_apart { of_src[i] } else { Access::Scalar };
         *source = CheckedTensor::new(src.shape, is_apart, access);
     }
@@ -294,7 +297,7 @@ pub(super) fn check<'a>(
         dst: CheckedTensor::new(dst.shape, true, of_dst),
         order: dst.shape.row_order().ok_or(Failure::from(Error::Operand))?,
         src: sources,
-        operands: operands.remember(),
+        operands: operands.to_checked(),
     };
     Ok(Some((checked, operands)))
 }

@@ -1,8 +1,9 @@
-//! Execution of a command for operations on tensors that was checked: makes the operands visible to the DSP, and runs
-//! [`crate::ops::run`].
+//! Execution of a command for operations on tensors that was checked: makes the operands visible to
+//! the DSP, and runs [`crate::ops::run`].
 //!
 //! Cache operations of GET_ROWS and SET_ROWS touch only the rows that are named, because a table of
-//! embeddings or a cache of keys is larger than the data cache. A table as long as the rows that are named is read as a whole.
+//! embeddings or a cache of keys is larger than the data cache. A table as long as the rows that
+//! are named is read as a whole.
 
 use core::ops::Range;
 
@@ -200,7 +201,8 @@ struct Named<'a> {
 }
 
 impl Named<'_> {
-    /// Returns `true` if a table has more bytes than the rows that are named, or has gaps, so that it is not read as a whole.
+    /// Returns `true` if a table has more bytes than the rows that are named, or has gaps, so that
+    /// it is not read as a whole.
     fn are_few(&self, table: &CheckedTensor) -> bool {
         let shape = table.shape();
         let named = self.shape.elems().saturating_mul(shape.row_bytes());

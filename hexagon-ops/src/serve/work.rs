@@ -76,7 +76,7 @@ impl<P: Platform> Work<'_, P> {
             let last = self.state.submission.last;
             // The host may have written other activations since.
             self.state.resident = Resident::None;
-            self.state.ranges.forget();
+            self.state.ranges.clear();
             self.state.submission = Submission {
                 last,
                 sequence: Some(command.sequence),
@@ -121,7 +121,8 @@ impl<P: Platform> Work<'_, P> {
         })
     }
 
-    /// Executes a command by `run` unless an earlier one of the submission has failed, and counts it.
+    /// Executes a command by `run` unless an earlier one of the submission has failed, and counts
+    /// it.
     pub(super) fn execute_counted(&mut self, run: impl FnOnce(&mut Self) -> Result<(), Failure>) {
         if self.state.submission.failure.is_none() {
             let mut result = run(self);
@@ -156,8 +157,8 @@ impl<P: Platform> Work<'_, P> {
         if COMPUTE.contains(&command.op) && !self.platform.begin() {
             return Ok(CheckedCommand::None);
         }
-        // Activations stay resident in VTCM only across commands that do not use VTCM. A product says which
-        // activations are resident after it.
+        // Activations stay resident in VTCM only across commands that do not use VTCM. A product
+        // says which activations are resident after it.
         if !matches!(command.op, OP_MUL_MAT | OP_TENSOR) {
             self.state.resident = Resident::None;
         }
@@ -173,7 +174,7 @@ impl<P: Platform> Work<'_, P> {
                 let SessionState { memory, ranges, .. } = &mut *self.state;
                 // Another buffer may be mapped at the same address.
                 ranges.clean(memory.mappings(), self.platform);
-                ranges.forget();
+                ranges.clear();
                 let mapped = self.state.memory.remove(buffer)?;
                 self.platform.unmap(mapped);
                 Ok(())
@@ -302,7 +303,8 @@ impl<P: Platform> Work<'_, P> {
         Ok(())
     }
 
-    /// Waits until a completion can be written; returns `false` if the host wishes to close meanwhile.
+    /// Waits until a completion can be written; returns `false` if the host wishes to close
+    /// meanwhile.
     pub(super) fn wait_for_room(&mut self, ring: &Ring) -> Result<bool, Stop> {
         let start = self.platform.time_us();
         let mut polls = 0_u32;
@@ -342,7 +344,8 @@ pub(super) fn forget_changed(
     resident.forget_if(changed);
 }
 
-/// Returns `true` if all bytes are zero; eight at a time where they are aligned, because this is part of each command.
+/// Returns `true` if all bytes are zero; eight at a time where they are aligned, because this is
+/// part of each command.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
     match bytemuck::try_cast_slice::<u8, u64>(bytes) {
         Ok(words) => words.iter().fold(0, |all, word| all | word) == 0,

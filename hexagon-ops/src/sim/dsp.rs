@@ -121,7 +121,8 @@ impl Dsp {
         kept.map(|(_, kept)| &*kept.allocation)
     }
 
-    /// Returns the ring if the host has unmapped it, so that an access would end a process on hardware.
+    /// Returns the ring if the host has unmapped it, so that an access would end a process on
+    /// hardware.
     pub(super) fn unmapped_ring(&self) -> Option<Shared> {
         let (allocation, bytes, fd) = self.ring.as_ref()?;
         let inside = self.process.inside();

@@ -29,7 +29,8 @@
 //!   bring up to date. [`Machine::host_cache`] provides the host's operations, which are
 //!   instructions on hardware.
 //!
-//! It does not model time. Each handle has all of the VTCM, unless [`Options::shared_vtcm`] has them take turns.
+//! It does not model time. Each handle has all of the VTCM, unless [`Options::shared_vtcm`] has
+//! them take turns.
 //!
 //! Diagnostics go to the `log` target `libcdsprpc`.
 
@@ -105,13 +106,16 @@ pub struct Options {
     pub votes: [i32; crate::wire::VOTES.len()],
     /// First calls of METHOD_SERVE that find VTCM in use by another program.
     pub vtcm_taken: u64,
-    /// `true` if only one call of all handles has VTCM at a time, and learns when another one waits for it.
+    /// `true` if only one call of all handles has VTCM at a time, and learns when another one waits
+    /// for it.
     pub shared_vtcm: bool,
-    /// `true` if holders of VTCM can lower their priority: without it they never learn that others wait.
+    /// `true` if holders of VTCM can lower their priority: without it they never learn that others
+    /// wait.
     pub has_priorities: bool,
     /// `true` if nothing can be allocated before `rpcmem_init` was called.
     pub needs_rpcmem_init: bool,
-    /// `true` if a mapping goes at the end of a call in which the DSP has unmapped it; the library still lists it.
+    /// `true` if a mapping goes at the end of a call in which the DSP has unmapped it; the library
+    /// still lists it.
     pub vanishing_maps: bool,
     /// `true` if what is unmapped takes room in the window until a call of METHOD_SERVE ends.
     pub late_unmaps: bool,

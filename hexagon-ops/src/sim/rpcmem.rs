@@ -8,10 +8,11 @@
 //!                                  +--> DMA engine reads
 //! ```
 //!
-//! Operations of the DSP cover whole lines of 128 bytes, as its second-level cache has them: cleaning
-//! results also writes back the DSP's copy of the bytes beside them. Its first-level cache is not kept. Operations of the host cover whole lines of
-//! 64 bytes, of which both write back those that the host has changed, as `dc cvac` and `dc civac` do:
-//! what is left of an old write replaces a result of the DSP when it is invalidated.
+//! Operations of the DSP cover whole lines of 128 bytes, as its second-level cache has them:
+//! cleaning results also writes back the DSP's copy of the bytes beside them. Its first-level cache
+//! is not kept. Operations of the host cover whole lines of 64 bytes, of which both write back
+//! those that the host has changed, as `dc cvac` and `dc civac` do: what is left of an old write
+//! replaces a result of the DSP when it is invalidated.
 //!
 //! Both sides access the ring in the host's copy.
 #![expect(
@@ -212,8 +213,8 @@ impl Allocation {
         assert!(line.end <= self.bytes(), "a line behind the end");
         // SAFETY: in bounds by the line above; all copies have the same length.
         let start = unsafe { copy.as_ptr().add(line.start) };
-        // SAFETY: mapped and initialized. The caller of a cache operation ensures that nothing writes
-        // the range meanwhile, as on hardware.
+        // SAFETY: mapped and initialized. The caller of a cache operation ensures that nothing
+        // writes the range meanwhile, as on hardware.
         unsafe { std::slice::from_raw_parts(start, line.len()) }
     }
 }
@@ -259,7 +260,8 @@ impl AllocationTable {
         }
     }
 
-    /// Implements `rpcmem_init`, which empties the list of allocations: their memory stays, and nothing finds it any more.
+    /// Implements `rpcmem_init`, which empties the list of allocations: their memory stays, and
+    /// nothing finds it any more.
     pub(super) fn init(&self) {
         self.is_ready.store(true, Ordering::Release);
         let forgotten = std::mem::take(&mut *lock(&self.allocations));
@@ -269,7 +271,8 @@ impl AllocationTable {
         }
     }
 
-    /// Implements `rpcmem_free`. Sessions that have the memory mapped keep it, without its descriptor.
+    /// Implements `rpcmem_free`. Sessions that have the memory mapped keep it, without its
+    /// descriptor.
     pub(super) fn free(&self, address: *mut c_void) {
         let mut allocations = lock(&self.allocations);
         let is_meant = |it: &Arc<Allocation>| it.addresses().start == address.addr();
@@ -301,7 +304,7 @@ impl AllocationTable {
         lock(&self.allocations).len()
     }
 
-    /// Returns the allocation that all of a range of addresses lies in, and the range as offsets.
+    /// Returns the allocation that all of a range of addresses is in, and the range as offsets.
     fn containing(
         &self,
         address: *const u8,

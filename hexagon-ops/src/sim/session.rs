@@ -26,7 +26,8 @@ use crate::wire::{
 
 /// Factor of the session's number in an effective domain: domain + factor · session.
 ///
-/// SOURCE: qualcomm/fastrpc inc/fastrpc_common.h (`NUM_DOMAINS`). A library that knows more DSPs counts more.
+/// SOURCE: qualcomm/fastrpc inc/fastrpc_common.h (`NUM_DOMAINS`). A library that knows more DSPs
+/// counts more.
 const NUM_DOMAINS: c_int = 8;
 
 /// Stack of a thread that serves calls, unless another size is requested.
@@ -34,7 +35,8 @@ const NUM_DOMAINS: c_int = 8;
 /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`DEFAULT_UTHREAD_STACK_SIZE`).
 const DEFAULT_STACK_BYTES: c_int = 16 << 10;
 
-/// Longest wait of a call for VTCM that another one has, as in the library for the DSP (`skel/src/session.rs`).
+/// Longest wait of a call for VTCM that another one has, as in the library for the DSP
+/// (`skel/src/session.rs`).
 const SERVE_PATIENCE: Duration = Duration::from_millis(100);
 const START_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -380,7 +382,8 @@ impl Sessions {
         if inside.handles == 0 {
             return Err(code::EBADDOMAIN);
         }
-        // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap_helper`): found in its list by number.
+        // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap_helper`): found in its list by
+        // number.
         let is_same = |it: &Announced| Arc::ptr_eq(&it.allocation, &allocation);
         let known = inside.announced.get(&fd).map(is_same);
         if known == Some(true) || inside.listed.contains(&fd) {
@@ -388,8 +391,9 @@ impl Sessions {
             return Err(code::EALREADY);
         }
         if known == Some(false) {
-            // SOURCE: Linux drivers/misc/fastrpc.c up to 5.18 (`fastrpc_map_find`): the number alone counts, so the DSP gets the
-            // memory that had it before. Libraries without a list do not notice.
+            // SOURCE: Linux drivers/misc/fastrpc.c up to 5.18 (`fastrpc_map_find`): the number
+            // alone counts, so the DSP gets the memory that had it before. Libraries without a list
+            // do not notice.
             vendor_error!("fastrpc_mmap: fd {fd} is that of other memory, which stays mapped");
             return Ok(());
         }
@@ -423,8 +427,8 @@ impl Sessions {
     /// Implements `fastrpc_munmap`. It is an assumption that it fails for memory that the DSP still
     /// uses.
     ///
-    /// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c: AEE_ENOSUCHMAP for what is not in the library's list; AEE_EUNSUPPORTED for
-    /// what the kernel does not know, which stays in the list.
+    /// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c: AEE_ENOSUCHMAP for what is not in the library's
+    /// list; AEE_EUNSUPPORTED for what the kernel does not know, which stays in the list.
     pub(super) fn retract(
         &self,
         state: &MachineState,
@@ -461,8 +465,8 @@ impl Sessions {
 impl Inside {
     /// Does what the system does when a call of METHOD_SERVE has ended.
     ///
-    /// SOURCE: Linux drivers/misc/fastrpc.c (`fastrpc_put_args`): mappings whose numbers the DSP lists go; qualcomm/fastrpc issue
-    /// 137: room of what was unmapped is there later.
+    /// SOURCE: Linux drivers/misc/fastrpc.c (`fastrpc_put_args`): mappings whose numbers the DSP
+    /// lists go; qualcomm/fastrpc issue 137: room of what was unmapped is there later.
     fn end_call(&mut self, vanishing: bool) {
         self.late_bytes = 0;
         for (fd, announced) in &mut self.announced {

@@ -1,7 +1,7 @@
 //! The chip's VTCM, which one call has at a time if [`super::Options::shared_vtcm`] says so.
 //!
-//! Calls get it in the order in which they asked. While one waits, the call that has it learns that it is wanted, as a DSP's
-//! resource manager calls the function that was set for that.
+//! Calls get it in the order in which they asked. While one waits, the call that has it learns that
+//! it is wanted, as a DSP's resource manager calls the function that was set for that.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

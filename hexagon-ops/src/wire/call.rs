@@ -21,8 +21,8 @@ pub struct Start {
     pub threads: u32,
     /// A [`Power`].
     pub power: u32,
-    /// 1 to compute with the matrix unit if the DSP's system gives it, 0 to leave it alone: vector units compute all products
-    /// then.
+    /// 1 to compute with the matrix unit if the DSP's system gives it, 0 to leave it alone: vector
+    /// units compute all products then.
     pub matrix: u32,
 }
 
@@ -78,10 +78,11 @@ pub struct Info {
     pub version: u32,
     /// Architecture: 68, 69, 73, 75, 79 or 81.
     pub arch: u32,
-    /// Size of the VTCM that commands share, bytes: what was acquired but the table of exponentials.
+    /// Size of the VTCM that commands share, bytes: what was acquired but the table of
+    /// exponentials.
     pub vtcm_bytes: u32,
-    /// Number of threads that compute. Fewer than [`Start::threads`] allows and [`Self::units`] has if
-    /// the DSP's system refused to start some.
+    /// Number of threads that compute. Fewer than [`Start::threads`] allows and [`Self::units`] has
+    /// if the DSP's system refused to start some.
     pub threads: u32,
     /// Number of vector units that this session can use.
     pub units: u32,
@@ -104,8 +105,8 @@ pub struct Serve {
     pub reserved: u32,
 }
 
-/// Stack that the host requests for the DSP threads on which calls arrive (`FASTRPC_THREAD_PARAMS`),
-/// bytes.
+/// Stack that the host requests for the DSP threads on which calls arrive
+/// (`FASTRPC_THREAD_PARAMS`), bytes.
 ///
 /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c: 16 KiB unless asked for, at most 8 MiB.
 pub const STACK_BYTES: u32 = 256 << 10;
@@ -124,7 +125,8 @@ pub const ERROR_CALL: i32 = 0x4e04;
 /// Error of [`METHOD_START`]: the calling thread has less than [`STACK_NEEDED_BYTES`] of stack.
 pub const ERROR_STACK: i32 = 0x4e05;
 
-/// Error of [`METHOD_SERVE`]: another session or program holds VTCM, or waits for it. The host calls again a little later.
+/// Error of [`METHOD_SERVE`]: another session or program holds VTCM, or waits for it. The host
+/// calls again a little later.
 pub const ERROR_LATER: i32 = 0x4e06;
 
 /// Returns the meaning of an error above, or `None` for other codes.

@@ -1,7 +1,8 @@
 //! The table of operations on tensors: the one place that lists them.
 //!
-//! A row gives the number of a kernel on the wire, ggml's operations that it computes, which of their sources it reads, and
-//! how its parameters are decoded. Everything that exists once per operation expands from the rows:
+//! A row gives the number of a kernel on the wire, ggml's operations that it computes, which of
+//! their sources it reads, and how its parameters are decoded. Everything that exists once per
+//! operation expands from the rows:
 //!
 //! | expansion | where |
 //! |---|---|
@@ -20,9 +21,10 @@ use super::TensorOp;
 
 /// Passes the table to the macro `$expand`.
 ///
-/// A row reads: what the kernel computes; its number; the range of sources that it reads of these operations of ggml (a
-/// result that is a view of a source carries it as a further source); the operation of [`crate::ops`], where `$p` holds the
-/// parameters. Numbers are part of the protocol with the DSP: a new row takes the next one, wherever it stands.
+/// A row reads: what the kernel computes; its number; the range of sources that it reads of these
+/// operations of ggml (a result that is a view of a source carries it as a further source); the
+/// operation of [`crate::ops`], where `$p` holds the parameters. Numbers are part of the protocol
+/// with the DSP: a new row takes the next one, wherever it stands.
 macro_rules! operations {
     ($expand:ident) => {
         $expand! {
@@ -109,7 +111,8 @@ macro_rules! operations {
             /// `x`, below 0 `x · f0`
             KERNEL_LEAKY_RELU = 49, 0..1 of [LeakyRelu "LEAKY_RELU"] => Op::Unary(Unary::LeakyRelu(p.float(0)));
 
-            // Gated units of a and b: src0 and src1, or the halves of src0's rows, exchanged if i1 is not 0.
+            // Gated units of a and b: src0 and src1, or the halves of src0's rows, exchanged if i1
+            // is not 0.
 
             /// `silu(a) · b`
             KERNEL_SWIGLU = 19, 0..2 of [Swiglu "SWIGLU"] => Op::Glu(Glu::Swiglu, p.is_set(1));
@@ -130,9 +133,11 @@ macro_rules! operations {
 
             // Operations on rows.
 
-            /// rows divided by the root of their mean square plus f0; then times src1 and plus src2, repeated, if given
+            /// rows divided by the root of their mean square plus f0; then times src1 and plus
+            /// src2, repeated, if given
             KERNEL_RMS_NORM = 22, 0..1 of [RmsNorm "RMS_NORM"] => Op::Norm(Norm::Rms(p.float(0)));
-            /// rows less their mean, divided by the root of their variance plus f0; then as for RMS_NORM
+            /// rows less their mean, divided by the root of their variance plus f0; then as for
+            /// RMS_NORM
             KERNEL_NORM = 23, 0..1 of [Norm "NORM", GroupNorm "GROUP_NORM"] => Op::Norm(Norm::Mean(p.float(0)));
             /// rows divided by the larger of their length and f0; then as for RMS_NORM
             KERNEL_L2_NORM = 24, 0..1 of [L2Norm "L2_NORM"] => Op::Norm(Norm::L2(p.float(0)));
@@ -144,16 +149,19 @@ macro_rules! operations {
             KERNEL_SUM = 55, 0..1 of [Sum "SUM"] => Op::Sum;
             /// running sums along rows
             KERNEL_CUMSUM = 56, 0..1 of [Cumsum "CUMSUM"] => Op::CumSum;
-            /// softmax of rows times f0, plus the mask src1, with the sinks src2; f1 is the largest ALiBi bias
+            /// softmax of rows times f0, plus the mask src1, with the sinks src2; f1 is the largest
+            /// ALiBi bias
             KERNEL_SOFT_MAX = 26, 0..3 of [SoftMax "SOFT_MAX"]
                 => Op::SoftMax(SoftMax { scale: p.float(0), max_bias: p.float(1) });
             /// rotated pairs; src1 holds positions, src2 frequency factors; parameters as in ggml
             KERNEL_ROPE = 27, 0..3 of [Rope "ROPE"] => Op::Rope(rope(p, false)?);
             /// ROPE with the opposite angles
             KERNEL_ROPE_BACK = 33, 0..3 of [RopeBack "ROPE_BACK"] => Op::Rope(rope(p, true)?);
-            /// ROPE without factors; the rows of all heads go to the indices of dimension 2 that src2 names, others stay
+            /// ROPE without factors; the rows of all heads go to the indices of dimension 2 that
+            /// src2 names, others stay
             KERNEL_ROPE_SET_ROWS = 71, 0..3 of [] => Op::RopeSetRows(rope(p, false)?);
-            /// numbers of src0's elements in ascending (i0 = 0) or descending (1) order, as many as the result has
+            /// numbers of src0's elements in ascending (i0 = 0) or descending (1) order, as many as
+            /// the result has
             KERNEL_ARGSORT = 59, 0..1 of [Argsort "ARGSORT", TopK "TOP_K"] => Op::Sort(order(p.word(0))?);
             /// cosines and sines of src0's times, at frequencies from 1 down to 1 / i1
             KERNEL_TIMESTEP_EMBEDDING = 92, 0..1 of [TimestepEmbedding "TIMESTEP_EMBEDDING"] => Op::Timestep(p.signed(1));
@@ -166,8 +174,9 @@ macro_rules! operations {
             /// windows of src0's rows times src1's rows
             KERNEL_SSM_CONV = 57, 0..2 of [SsmConv "SSM_CONV"] => Op::SsmConv;
             /// rows of src0, which are not packed, times rows of src1, planes of src0 repeated
-            KERNEL_MUL_MAT_PLAIN = 60, 0..2 of [MulMat "MUL_MAT"] => Op::PlainMatMul;
-            /// sum over rows of the products of each element of src1's and each element of src0's, planes of src0 repeated
+            KERNEL_MUL_MAT_UNPACKED = 60, 0..2 of [MulMat "MUL_MAT"] => Op::UnpackedMatMul;
+            /// sum over rows of the products of each element of src1's and each element of src0's,
+            /// planes of src0 repeated
             KERNEL_OUT_PROD = 91, 0..2 of [OutProd "OUT_PROD"] => Op::OutProd;
 
             // Operations that move elements.
@@ -182,7 +191,8 @@ macro_rules! operations {
             KERNEL_CONCAT = 31, 0..2 of [Concat "CONCAT"] => Op::Concat(p.size(0)?);
             /// src0, repeated in all dimensions
             KERNEL_REPEAT = 32, 0..1 of [Repeat "REPEAT"] => Op::Repeat;
-            /// src0 after i0, i2, i4 and i6 zeros in dimensions 0 to 3; repeated instead of zeros if i8 is not 0
+            /// src0 after i0, i2, i4 and i6 zeros in dimensions 0 to 3; repeated instead of zeros
+            /// if i8 is not 0
             KERNEL_PAD = 61, 0..1 of [Pad "PAD"]
                 => Op::Pad(Pad { front: [0, 2, 4, 6].map(|i| p.signed(i)), is_circular: p.is_set(8) });
             /// src0, rotated by i0 to i3 elements in dimensions 0 to 3
@@ -203,7 +213,8 @@ macro_rules! operations {
             /// `f0 + index · f2`; FILL's source only says where the result may go
             KERNEL_FILL = 66, 0..0 of [Fill "FILL", Arange "ARANGE"] => Op::Ramp(p.float(0), p.float(2));
 
-            // Windows. IM2COL's weights only say how large they are: i13 to i15 hold width, height and depth.
+            // Windows. IM2COL's weights only say how large they are: i13 to i15 hold width, height
+            // and depth.
 
             /// windows of ggml's src1 as rows
             KERNEL_IM2COL = 67, 1..2 of [Im2col "IM2COL"] => Op::Im2col(im2col(p)?);
@@ -214,13 +225,15 @@ macro_rules! operations {
             /// largest element (i0 = 0) or mean (1) of windows of src0's planes
             KERNEL_POOL_2D = 70, 0..1 of [Pool2d "POOL_2D"] => Op::Pool(pool_2d(p)?);
 
-            /// src0's columns of i1 channels, i0 elements apart and added, less the first i2 elements
+            /// src0's columns of i1 channels, i0 elements apart and added, less the first i2
+            /// elements
             KERNEL_COL2IM_1D = 89, 0..1 of [Col2im1d "COL2IM_1D"]
                 => Op::Col2im(Col2im { stride: p.word(0), channels: p.size(1)?, pad: p.word(2) });
             /// src0's planes in the result's size; i0 as ggml's `ggml_scale_mode` and its flags
             KERNEL_UPSCALE = 90, 0..1 of [Upscale "UPSCALE"] => Op::Interpolate(interpolation(p.word(0))?);
 
-            // Recurrences over tokens. Operations with more sources than an OP_TENSOR has are in the table of `wide`.
+            // Recurrences over tokens. Operations with more sources than an OP_TENSOR has are in
+            // the table of `wide`.
 
             /// a selective state space, then i0 states
             KERNEL_SSM_SCAN = 72, 0..7 of [SsmScan "SSM_SCAN"] => Op::Recurrence(Recurrence::SsmScan(p.size(0)?));
@@ -235,7 +248,8 @@ macro_rules! operations {
             /// the recurrence of RWKV 7, then the state
             KERNEL_RWKV_WKV7 = 76, 0..7 of [RwkvWkv7 "RWKV_WKV7"] => Op::Recurrence(Recurrence::Wkv7);
 
-            // Convolutions: src0 is the kernel, src1 what it moves over. They work in VTCM, as an OP_WIDE.
+            // Convolutions: src0 is the kernel, src1 what it moves over. They work in VTCM, as an
+            // OP_WIDE.
 
             /// windows of src1's planes, weighted and summed over channels
             KERNEL_CONV_2D = 81, 0..2 of [Conv2d "CONV_2D"]
@@ -254,7 +268,8 @@ macro_rules! operations {
 
             // DeepSeek V4: streams of a token, and positions for sparse attention.
 
-            /// the streams of each token, times weights (i1 = 0) or sigmoids of gates (1), and their sum times f0
+            /// the streams of each token, times weights (i1 = 0) or sigmoids of gates (1), and
+            /// their sum times f0
             KERNEL_DSV4_HC_PRE = 77, 0..2 of [Dsv4HcPre "DSV4_HC_PRE"] => Op::HyperPre(p.float(0), p.is_set(1));
             /// a matrix for each token, columns and rows divided i1 times by their sums plus f0
             KERNEL_DSV4_HC_COMB = 78, 0..3 of [Dsv4HcComb "DSV4_HC_COMB"] => Op::HyperComb(p.float(0), p.word(1));
@@ -300,7 +315,8 @@ macro_rules! declare {
             $(Operation { kernel: $kernel, ggml: &[$(GgmlOp::$op),*], sources: $first..$end },)*
         ];
 
-        /// An operation of ggml that an NPU may compute; those of `GGML_OP_UNARY` and `GGML_OP_GLU` count one by one.
+        /// An operation of ggml that an NPU may compute; those of `GGML_OP_UNARY` and `GGML_OP_GLU`
+        /// count one by one.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum GgmlOp {
             $(#[doc = concat!("ggml's ", $command_name, ".")] $command,)*
@@ -336,8 +352,8 @@ macro_rules! declare {
                 }
             }
 
-            /// Returns the kernel on tensors that computes the operation, and the range of sources that it reads; `None` if
-            /// only a dedicated command computes it.
+            /// Returns the kernel on tensors that computes the operation, and the range of sources
+            /// that it reads; `None` if only a dedicated command computes it.
             #[must_use]
             pub fn kernel(self) -> Option<(u32, Range<usize>)> {
                 match self {

@@ -1,14 +1,17 @@
-//! Operations on tensors in ggml's own layouts: all operations except products with packed weights and attention.
+//! Operations on tensors in ggml's own layouts: all operations except products with packed weights
+//! and attention.
 //!
 //! # Operands
 //!
-//! [`OPERATIONS`](super::OPERATIONS) lists the kernels. This table says which operands each of them accepts.
+//! [`OPERATIONS`](super::OPERATIONS) lists the kernels. This table says which operands each of them
+//! accepts.
 //!
-//! *float* is F32, F16 or BF16, computed with as f32; *readable* is float, I32 and every type of blocks and super-blocks;
-//! *writable* is readable without super-blocks; *any* is every type. Types of a row of this table may differ from each other unless it says
-//! *same*. `d`, `a`, `b`, `c` are the dimensions of the result and the three sources; a `*` is any number. Parameters are
-//! words of `params`, ggml's own `op_params` at the same places, `f` for f32 and `i` for i32; other words are not read.
-//! Only i13 to i15 of IM2COL are not ggml's.
+//! *float* is F32, F16 or BF16, computed with as f32; *readable* is float, I32 and every type of
+//! blocks and super-blocks; *writable* is readable without super-blocks; *any* is every type. Types
+//! of a row of this table may differ from each other unless it says *same*. `d`, `a`, `b`, `c` are
+//! the dimensions of the result and the three sources; a `*` is any number. Parameters are words of
+//! `params`, ggml's own `op_params` at the same places, `f` for f32 and `i` for i32; other words
+//! are not read. Only i13 to i15 of IM2COL are not ggml's.
 //!
 //! | kernel | result | src0 | src1, src2 | shapes | parameters |
 //! |---|---|---|---|---|---|
@@ -30,11 +33,11 @@
 //! | SSM_CONV | F32 | F32 | F32 | d = (a1, a0 - b0 + 1, a2, 1), b = (*, a1, 1, 1), a3 = 1 | |
 //! | ADD_ID | float | float | float; numbers: I32 or I64 | a = d, b = (d0, *, 1, 1), c = (d1, d2, 1, 1) | |
 //! | ARGSORT | I32, rows without gaps | F32 | | d0 ≤ a0, the others the same | i0 order |
-//! | MUL_MAT_PLAIN | F32 | float or type of blocks | float | a0 = b0, d = (a1, b1, b2, b3), a2 and a3 divide b2 and b3 | |
+//! | MUL_MAT_UNPACKED | F32 | float or type of blocks | float | a0 = b0, d = (a1, b1, b2, b3), a2 and a3 divide b2 and b3 | |
 //! | OUT_PROD | F32 | float or blocks | float | a1 = b1, d = (a0, b0, b2, b3), a2 and a3 divide b2 and b3 | |
 //! | TIMESTEP_EMBEDDING | float | F32 | | d = (*, a0, 1, 1), a = (*, 1, 1, 1) | i1 period, at least 1 |
 //! | COUNT_EQUAL | I64 | I32 | I32 | a = b, d = (1, 1, 1, 1) | |
-//! | ACC | F32 without gaps | same as the result | F32 | a = d, b lies in d | i0–i2 strides and i3 offset of the part, bytes |
+//! | ACC | F32 without gaps | same as the result | F32 | a = d, b is in d | i0–i2 strides and i3 offset of the part, bytes |
 //! | SET | F32 or I32 without gaps | same as the result | same | as ACC | as ACC |
 //! | PAD | any without blocks, same as src0 | any without blocks | | d ≥ a + front, unless circular | i0, i2, i4, i6 front, i8 circular |
 //! | ROLL | as PAD | as PAD | | | i0–i3 |
@@ -47,21 +50,24 @@
 //! | POOL_1D | float | F32 | | d = (*, a1, a2, a3) | i0–i3 |
 //! | POOL_2D | float | F32 | | d = (*, *, a2, a3) | i0–i6 |
 //!
-//! ROPE rotates at most 512 elements of a row: n_dims + offset ≤ d0, mode 24: 2 n_dims = d0 at most. Where a type has
-//! blocks, rows of all operands of COPY, CONCAT and REPEAT are whole blocks. A window of POOL has at most as many elements as
-//! a plane of its source, or [`WINDOW_TAPS`](super::WINDOW_TAPS).
+//! ROPE rotates at most 512 elements of a row: n_dims + offset ≤ d0, mode 24: 2 n_dims = d0 at
+//! most. Where a type has blocks, rows of all operands of COPY, CONCAT and REPEAT are whole blocks.
+//! A window of POOL has at most as many elements as a plane of its source, or
+//! [`WINDOW_TAPS`](super::WINDOW_TAPS).
 //!
-//! Some operations of ggml use another operation's kernel: TOP_K is ARGSORT in descending order with k elements in the
-//! result's rows, ARGMAX the same with one; ADD1 is ADD; GROUP_NORM is NORM of a reshaped tensor; ARANGE is FILL; DUP, CPY and CONT
-//! are COPY. A type that is not listed below is copied as rows of I8.
+//! Some operations of ggml use another operation's kernel: TOP_K is ARGSORT in descending order
+//! with k elements in the result's rows, ARGMAX the same with one; ADD1 is ADD; GROUP_NORM is NORM
+//! of a reshaped tensor; ARANGE is FILL; DUP, CPY and CONT are COPY. A type that is not listed
+//! below is copied as rows of I8.
 //!
 //! # Strides
 //!
-//! Sources have any strides, zero included (not for SUM and POOL). Rows of results are disjoint, and none lies inside another one;
-//! elements of a row may have gaps. Only for COPY between equal shapes without blocks may dimension 0 have a larger stride
-//! than the others. src0 may be the result itself for functions of elements, gated units, the norms, SOFT_MAX, ROPE,
-//! ROPE_BACK, COPY, REPEAT, CUMSUM, ADD_ID, DIAG_MASK_INF and TRI; src1 may be for ADD, SUB, MUL, DIV, SOFT_MAX and gated
-//! units.
+//! Sources have any strides, zero included (not for SUM and POOL). Rows of results are disjoint,
+//! and none is inside another one; elements of a row may have gaps. Only for COPY between equal
+//! shapes without blocks may dimension 0 have a larger stride than the others. src0 may be the
+//! result itself for functions of elements, gated units, the norms, SOFT_MAX, ROPE, ROPE_BACK,
+//! COPY, REPEAT, CUMSUM, ADD_ID, DIAG_MASK_INF and TRI; src1 may be for ADD, SUB, MUL, DIV,
+//! SOFT_MAX and gated units.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -73,11 +79,13 @@ pub struct Tensor {
     pub buffer: u32,
     /// `TYPE_*`; [`TYPE_NONE`] if there is no such tensor, and zeros in all other fields then.
     pub dtype: u32,
-    /// Byte offset of the first element, a multiple of its size (of a block: of 2, of [`TYPE_MXFP4`]'s: of 1).
+    /// Byte offset of the first element, a multiple of its size (of a block: of 2, of
+    /// [`TYPE_MXFP4`]'s: of 1).
     pub offset: u64,
     /// Elements in dimensions 0 to 3, each below 2^31.
     pub ne: [u32; 4],
-    /// Bytes from one index to the next; in dimension 0 of quantized types from one block to the next.
+    /// Bytes from one index to the next; in dimension 0 of quantized types from one block to the
+    /// next.
     pub nb: [u64; 4],
 }
 
@@ -128,8 +136,8 @@ pub const TYPE_IQ4_XS: u32 = 20;
 /// Most sources of an operation.
 pub const SOURCES: usize = 3;
 
-/// `dst = kernel(src, params)`. A source may be the result's own memory with the same type, dimensions and strides; any
-/// other overlap with the result is refused.
+/// `dst = kernel(src, params)`. A source may be the result's own memory with the same type,
+/// dimensions and strides; any other overlap with the result is refused.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct TensorOp {
@@ -145,8 +153,9 @@ pub struct TensorOp {
     pub src: [Tensor; SOURCES],
 }
 
-/// `dst[·][h][i] = Σ_j softmax_j(scale · q[i][h]·k[j][h / r] + slope[h] · mask[i][j]) · v[j][h / r]` for each stream, where r is
-/// the number of query heads that share a head of keys and values. As ggml's FLASH_ATTN_EXT.
+/// `dst[·][h][i] = Σ_j softmax_j(scale · q[i][h]·k[j][h / r] + slope[h] · mask[i][j]) · v[j][h /
+/// r]` for each stream, where r is the number of query heads that share a head of keys and values.
+/// As ggml's FLASH_ATTN_EXT.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Attention {
@@ -154,7 +163,8 @@ pub struct Attention {
     pub scale: u32,
     /// Bits of the f32 largest ALiBi bias; 0: the mask's factor is 1 for all heads.
     pub max_bias: u32,
-    /// Bits of the f32 cap c of the scores, which become `c · tanh(x / c)` before the mask is added; 0: none.
+    /// Bits of the f32 cap c of the scores, which become `c · tanh(x / c)` before the mask is
+    /// added; 0: none.
     pub softcap: u32,
     /// 0.
     pub reserved: u32,
@@ -162,12 +172,14 @@ pub struct Attention {
     pub dst: Tensor,
     /// Queries: f32 `[Dk, queries, heads, streams]`.
     pub q: Tensor,
-    /// Keys: float or a type of blocks of 32 (all but f32 are fast), `[Dk, positions, heads / r, streams]`.
+    /// Keys: float or a type of blocks of 32 (all but f32 are fast), `[Dk, positions, heads / r,
+    /// streams]`.
     pub k: Tensor,
-    /// Values: types as for keys, `[Dv, positions, heads / r, streams]`; may share memory with the keys.
+    /// Values: types as for keys, `[Dv, positions, heads / r, streams]`; may share memory with the
+    /// keys.
     pub v: Tensor,
-    /// Float `[positions, at least queries, n, m]` with n and m dividing heads and streams, or nothing. Minus infinity
-    /// hides a position.
+    /// Float `[positions, at least queries, n, m]` with n and m dividing heads and streams, or
+    /// nothing. Minus infinity hides a position.
     pub mask: Tensor,
     /// f32 `[heads]`: a further score of each head, whose value is zero; or nothing.
     pub sinks: Tensor,

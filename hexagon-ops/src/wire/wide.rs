@@ -1,6 +1,7 @@
 //! Operations on more tensors than [`TensorOp`](super::TensorOp) has room for.
 //!
-//! Operands are F32 where no other type is named, results without gaps except that of DSV4_HC_POST; names as in `ggml.h`.
+//! Operands are F32 where no other type is named, results without gaps except that of DSV4_HC_POST;
+//! names as in `ggml.h`.
 //!
 //! | kernel | result, one part after the other | sources | parameters |
 //! |---|---|---|---|
@@ -14,7 +15,8 @@
 //!
 //! | CONV_2D, CONV_2D_DW, CONV_3D, CONV_TRANSPOSE_1D, CONV_TRANSPOSE_2D | as ggml's | kernel: F32, F16 or BF16, source | as ggml's |
 //!
-//! A kernel has at most [`WINDOW_TAPS`] elements for a filter. A head's state has at most [`STATE_BYTES`]. Rows of sources have no gaps.
+//! A kernel has at most [`WINDOW_TAPS`] elements for a filter. A head's state has at most
+//! [`STATE_BYTES`]. Rows of sources have no gaps.
 
 use core::ops::Range;
 
@@ -28,7 +30,8 @@ pub const WIDE_SOURCES: usize = 7;
 /// Largest state of one head, when each of its rows fills whole lines of 128 bytes.
 pub const STATE_BYTES: usize = 1 << 19;
 
-/// Most elements of a convolution's kernel that a filter has: their lines and weights take 2 MB of VTCM.
+/// Most elements of a convolution's kernel that a filter has: their lines and weights take 2 MB of
+/// VTCM.
 pub const WINDOW_TAPS: usize = 14_000;
 
 /// Returns `true` if a kernel's command is a [`WideOp`]: it reads more sources than a

@@ -83,7 +83,8 @@ pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
 
 /// The exact values of a super-block, and the magnitudes of the terms that each is the sum of.
 ///
-/// SOURCE: dequantize_row_q4_K, dequantize_row_q5_K, dequantize_row_q6_K and get_scale_min_k4, ggml-quants.c.
+/// SOURCE: dequantize_row_q4_K, dequantize_row_q5_K, dequantize_row_q6_K and get_scale_min_k4,
+/// ggml-quants.c.
 fn super_block_values(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
     match weight {
         WeightType::Q6K => return six_bit_values(block),

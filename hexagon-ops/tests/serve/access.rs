@@ -1,7 +1,9 @@
-//! The instructions that cache operations of each operand are for: scalar ones need an operation for each 32 bytes.
+//! The instructions that cache operations of each operand are for: scalar ones need an operation
+//! for each 32 bytes.
 //!
-//! Results that scalar stores write, and numbers that scalar loads read, would otherwise be old bytes on one of the sides.
-//! Large rows of floats take an operation for each 128 bytes, a quarter of the packets.
+//! Results that scalar stores write, and numbers that scalar loads read, would otherwise be old
+//! bytes on one of the sides. Large rows of floats take an operation for each 128 bytes, a quarter
+//! of the packets.
 
 use std::ops::Range;
 
@@ -16,8 +18,9 @@ const F: u32 = TYPE_F32;
 const H: u32 = TYPE_F16;
 const BUFFER_BYTES: usize = 1 << 17;
 
-/// A host whose operands have a buffer each: the result has buffer 0, and source i has buffer i + 1.
-/// A cache operation: `true` if lines are cleaned, the buffer, its bytes, and the instructions.
+/// A host whose operands have a buffer each: the result has buffer 0, and source i has buffer
+/// i + 1. A cache operation: `true` if lines are cleaned, the buffer, its bytes, and the
+/// instructions.
 type Operation = (bool, usize, Range<usize>, Access);
 
 struct Bench {
@@ -50,8 +53,8 @@ impl Bench {
             .collect()
     }
 
-    /// Runs a command, and checks that all operations on each buffer are for these instructions, and that the
-    /// result is cleaned and each source invalidated.
+    /// Runs a command, and checks that all operations on each buffer are for these instructions,
+    /// and that the result is cleaned and each source invalidated.
     fn check(&mut self, what: &str, command: Command, want: &[Access]) {
         let operations = self.run(&[command]);
         for (number, access) in want.iter().enumerate() {
@@ -147,7 +150,7 @@ fn rows_of_whole_lines_are_for_vectors_and_others_for_scalar_instructions() {
             &[access; 2],
         );
     }
-    // One element is repeated, and columns lie apart.
+    // One element is repeated, and columns are apart.
     let [to, from, mut other] = alike([F; 3], [64, 2, 1, 1]);
     other.ne[0] = 1;
     bench.check_op(
@@ -294,10 +297,10 @@ fn results_that_scalar_stores_write_are_for_them() {
 }
 
 /// Rows of `n` elements without gaps.
-fn rows(buffer: u32, n: u32, count: u32) -> Plain {
+fn rows(buffer: u32, n: u32, count: u32) -> RowsF32 {
     let row = 4 * u64::from(n);
     let all = row * u64::from(count);
-    Plain {
+    RowsF32 {
         buffer,
         reserved: 0,
         offset: 0,
@@ -436,7 +439,7 @@ fn commands_of_a_list_are_for_vectors() {
     assert_eq!(operations[0], (false, 2, 0..1024, Vector));
 }
 
-/// Bytes whose lines all have places of their own in the table of known ranges.
+/// Bytes whose lines all have separate places in the table of known ranges.
 const APART_BYTES: usize = 64 * 128;
 
 /// A host with one buffer, and rows of up to 64 elements at eight places in it.
@@ -470,8 +473,8 @@ impl Places {
         Command::new(0, &operation((kernel, &[]), &operands))
     }
 
-    /// Runs commands as one submission, and returns its cache operations with bytes from the first place on: those that
-    /// invalidate, and those that clean by their bytes.
+    /// Runs commands as one submission, and returns its cache operations with bytes from the first
+    /// place on: those that invalidate, and those that clean by their bytes.
     fn run(&mut self, commands: &[Command]) -> [Vec<(Range<usize>, Access)>; 2] {
         let mut operations = [Vec::new(), Vec::new()];
         for (is_clean, _, range, access) in self.bench.run(commands) {
@@ -556,7 +559,7 @@ fn a_range_that_both_wrote_is_cleaned_for_scalar_stores() {
 #[test]
 fn a_product_is_for_the_lines_of_its_rows_and_no_others() {
     let mut bench = Bench::new(3);
-    let rows = |buffer, offset, strides| Plain {
+    let rows = |buffer, offset, strides| RowsF32 {
         buffer,
         reserved: 0,
         offset,
@@ -641,8 +644,8 @@ fn a_product_is_for_the_lines_of_its_rows_and_no_others() {
     assert_eq!(have, want);
 }
 
-/// States that are older than the first token stay as they are. They are cleaned with the rest, so they must not be old
-/// bytes of the cache.
+/// States that are older than the first token stay as they are. They are cleaned with the rest, so
+/// they must not be old bytes of the cache.
 #[test]
 fn states_that_stay_are_read_with_those_that_are_written() {
     let result = |bench: &mut Bench, op: &WideOp| -> Vec<Operation> {

@@ -428,9 +428,9 @@ fn large_elements_that_meet_zeros_change_nothing() {
     }
 }
 
-/// One thread computes the 7 or 8 tiles of rows as one group, stage after stage, and writes them one
-/// after another. Other numbers of threads and less VTCM make smaller groups, which overlap, and tasks
-/// that write; queries of three heads share three tiles.
+/// One thread computes the 7 or 8 tiles of rows as one group, stage after stage, and writes them
+/// one after another. Other numbers of threads and less VTCM make smaller groups, which overlap,
+/// and tasks that write; queries of three heads share three tiles.
 #[test]
 fn groups_that_overlap_give_the_same_bits_as_one_group() {
     let mut numbers = Numbers::default();

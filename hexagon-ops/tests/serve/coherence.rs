@@ -1,5 +1,5 @@
-//! Cache operations of a submission: what the host wrote is invalidated once, what the DSP wrote is cleaned once, and there
-//! are none between commands.
+//! Cache operations of a submission: what the host wrote is invalidated once, what the DSP wrote is
+//! cleaned once, and there are none between commands.
 
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::wire::*;
@@ -89,7 +89,8 @@ fn keys_and_values_that_the_dma_engine_reads_need_no_invalidation() {
     }
 }
 
-/// Its mapping is gone when the fence is answered, and another buffer may be mapped at the same address.
+/// Its mapping is gone when the fence is answered, and another buffer may be mapped at the same
+/// address.
 #[test]
 fn results_in_a_buffer_that_is_unmapped_are_cleaned_before() {
     let mut host = Host::new();
@@ -122,7 +123,7 @@ fn results_in_a_buffer_that_is_unmapped_are_cleaned_before() {
 /// The copy of weights to VTCM bypasses the cache.
 #[test]
 fn weights_that_an_earlier_command_wrote_are_cleaned_before_a_product() {
-    let rows = |place: usize, strides| Plain {
+    let rows = |place: usize, strides| RowsF32 {
         buffer: 0,
         reserved: 0,
         offset: (place * BYTES) as u64,

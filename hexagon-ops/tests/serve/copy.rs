@@ -137,7 +137,8 @@ fn a_single_row_is_stored_among_rows_that_do_not_follow_each_other() {
     }
 }
 
-/// Stores half as many rows as a tensor of `ne` has, each `step` rows after the one before, and compares all rows.
+/// Stores half as many rows as a tensor of `ne` has, each `step` rows after the one before, and
+/// compares all rows.
 fn check_stored(
     bench: &mut Bench,
     numbers: &mut Numbers,
@@ -355,7 +356,7 @@ fn super_blocks_are_only_read() {
             (KERNEL_ADD, rows, vec![table.clone(), rows.clone()]),
             (KERNEL_SCALE, rows, vec![table.clone()]),
             (
-                KERNEL_MUL_MAT_PLAIN,
+                KERNEL_MUL_MAT_UNPACKED,
                 &Case::zeros(F, [4, 3, 1, 1], DENSE),
                 vec![table.clone(), rows.clone()],
             ),

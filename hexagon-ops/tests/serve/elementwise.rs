@@ -46,8 +46,8 @@ fn hard(x: f64) -> f64 {
 
 type Function = fn(f64) -> f64;
 
-/// Returns the most error of a function. Those by the sigmoid's polynomial are off by up to 5e-6, and ggml's tests accept
-/// 1e-7 squared.
+/// Returns the most error of a function. Those by the sigmoid's polynomial are off by up to 5e-6,
+/// and ggml's tests accept 1e-7 squared.
 fn limit_of(kernel: u32, dtype: u32) -> f64 {
     match kernel {
         KERNEL_SILU | KERNEL_GELU | KERNEL_GELU_QUICK | KERNEL_SIGMOID | KERNEL_TANH
@@ -412,7 +412,8 @@ fn sums_and_products_repeat_the_second_source() {
             ([30, 4, 2, 2], [30, 2, 1, 2]),
             ([36, 4, 2, 2], [3, 1, 2, 1]),
             ([300, 2, 1, 1], [1, 1, 1, 1]),
-            // Rows without a set-up for each, by an element of each row and by a row; and long operands.
+            // Rows without a set-up for each, by an element of each row and by a row; and long
+            // operands.
             ([40, 6, 2, 1], [40, 1, 1, 1]),
             ([128, 19, 1, 1], [1, 19, 1, 1]),
             ([2100, 5, 1, 1], [1, 1, 1, 1]),

@@ -2,7 +2,7 @@
 
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::serve;
-use hexagon_ops::wire::{self, Command, Epilogue, MatMul, Plain};
+use hexagon_ops::wire::{self, Command, Epilogue, MatMul, RowsF32};
 
 use crate::common::Numbers;
 use crate::driver::Host;
@@ -13,8 +13,8 @@ fn number(value: usize) -> u32 {
 }
 
 /// Rows of f32 from byte `offset` on, `stride` elements apart.
-fn rows(buffer: u32, offset: usize, stride: usize) -> Plain {
-    Plain {
+fn rows(buffer: u32, offset: usize, stride: usize) -> RowsF32 {
+    RowsF32 {
         buffer,
         reserved: 0,
         offset: offset as u64,
@@ -259,7 +259,8 @@ fn wrong_epilogues_are_refused() {
     assert_eq!(memory.get::<f32>(0, 2048), untouched);
 }
 
-/// A product of more rows than one part of it takes: those of the second part have their own rows of the other operand.
+/// A product of more rows than one part of it takes: those of the second part have their own rows
+/// of the other operand.
 #[test]
 fn rows_of_the_second_part_meet_their_own_rows() {
     let (k, n, m) = (32, 2, (1 << 16) + 4);

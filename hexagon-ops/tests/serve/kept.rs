@@ -1,9 +1,10 @@
-//! Commands of lists that run again: they give what they gave before, and are checked again when anything changed.
+//! Commands of lists that run again: they give what they gave before, and are checked again when
+//! anything changed.
 
 use hexagon_ops::layout::{Line, Tile, WeightType};
 use hexagon_ops::serve::{BOUNDS, EXPERT, ROW, UNMAPPED};
 use hexagon_ops::wire::{
-    self, Command, Completion, List, Map, MatMul, MatMulId, Plain, TensorOp, Unmap, Weights,
+    self, Command, Completion, List, Map, MatMul, MatMulId, RowsF32, TensorOp, Unmap, Weights,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -44,7 +45,8 @@ impl Kept {
         memory.map(|memory| memory.get(0, BYTES)).collect()
     }
 
-    /// Runs a command of the ring. The list holds it too: a damaged command may read the list's buffer.
+    /// Runs a command of the ring. The list holds it too: a damaged command may read the list's
+    /// buffer.
     fn direct(&mut self, command: Command, has_numbers: bool) -> (Completion, Vec<Vec<u8>>) {
         self.fill(has_numbers);
         self.list.put(0, &[command]);
@@ -70,9 +72,10 @@ impl Kept {
     }
 }
 
-/// Products with experts, of one and of three rows, of four planes on two slices; attentions; a product with an epilogue.
+/// Products with experts, of one and of three rows, of four planes on two slices; attentions; a
+/// product with an epilogue.
 fn products() -> Vec<Command> {
-    let plain = |buffer, strides| Plain {
+    let rows_f32 = |buffer, strides| RowsF32 {
         buffer,
         reserved: 0,
         offset: 0,
@@ -87,8 +90,8 @@ fn products() -> Vec<Command> {
             n: 32,
             slices,
         },
-        act: plain(1, [256, 768, 1536]),
-        dst: plain(2, [128, 512, 1024]),
+        act: rows_f32(1, [256, 768, 1536]),
+        dst: rows_f32(2, [128, 512, 1024]),
         m,
         planes,
         dots,
@@ -103,9 +106,9 @@ fn products() -> Vec<Command> {
             n: 32,
             slices: [2, 1],
         },
-        act: plain(0, [256, 512, 0]),
-        dst: plain(2, [128, 256, 0]),
-        ids: plain(1, [8, 0, 0]),
+        act: rows_f32(0, [256, 512, 0]),
+        dst: rows_f32(2, [128, 256, 0]),
+        ids: rows_f32(1, [8, 0, 0]),
         slots: 1,
         act_slots: 1,
         tokens: 3,
@@ -113,7 +116,7 @@ fn products() -> Vec<Command> {
     };
     let mut combined = product(3, [1, 1], [1, 1], 2);
     combined.epilogue.kernel = wire::KERNEL_ADD;
-    combined.epilogue.other = plain(1, [128, 0, 0]);
+    combined.epilogue.other = rows_f32(1, [128, 0, 0]);
     vec![
         Command::new(0, &experts),
         Command::new(0, &product(1, [1, 1], [1, 1], 2)),

@@ -1,4 +1,4 @@
-//! Commands that lie in a buffer.
+//! Commands that are in a buffer.
 
 use hexagon_ops::serve::{BOUNDS, OPERAND, OPERATION, RESERVED, UNMAPPED};
 use hexagon_ops::wire::{self, Command, Completion, List, Nop, TensorOp};

@@ -1,7 +1,7 @@
 //! Proves the DSP's command loop against a simulated host in plain memory: products of every type
 //! and form against exact sums, operations on tensors against ggml's definitions in f64, every
-//! wrong field refused with its own detail, random bytes survived, corrupt rings closed, and the same
-//! bytes on any number of threads.
+//! wrong field refused with its own detail, random bytes survived, corrupt rings closed, and the
+//! same bytes on any number of threads.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod access;
@@ -23,7 +23,6 @@ mod matmul;
 mod outer;
 mod part;
 mod place;
-mod plain_matmul;
 mod planes;
 mod pool;
 mod random;
@@ -42,3 +41,4 @@ mod tasks;
 mod tensor;
 mod tensor_refusal;
 mod threads;
+mod unpacked_matmul;

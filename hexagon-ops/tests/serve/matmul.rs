@@ -1,7 +1,7 @@
 //! Products of all weight types and forms.
 
 use hexagon_ops::layout::{Line, WeightType};
-use hexagon_ops::wire::{self, Command, MatMul, MatMulId, Plain};
+use hexagon_ops::wire::{self, Command, MatMul, MatMulId, RowsF32};
 use test_kit::nmse;
 
 use crate::common::{Numbers, Weights, dot};
@@ -43,8 +43,8 @@ pub(crate) fn load_weights(
 }
 
 /// Elements in a buffer at byte 4, with strides in elements.
-fn plain(buffer: u32, strides: [usize; 3]) -> Plain {
-    Plain {
+fn rows_f32(buffer: u32, strides: [usize; 3]) -> RowsF32 {
+    RowsF32 {
         buffer,
         reserved: 0,
         offset: 4,
@@ -65,7 +65,8 @@ struct Shape {
     n: usize,
     slices: [usize; 2],
     planes: [usize; 2],
-    /// Elements between rows and between planes that belong to neither, of activations and of results.
+    /// Elements between rows and between planes that belong to neither, of activations and of
+    /// results.
     gaps: [usize; 2],
     /// `true` if dimension 1 has the largest stride.
     permuted: bool,
@@ -98,8 +99,8 @@ fn check(shape: &Shape, numbers: &mut Numbers) {
     dst_memory.put(0, &vec![UNTOUCHED; dst_len + 2]);
     let body = MatMul {
         weights,
-        act: plain(act_buffer, act_strides),
-        dst: plain(dst_buffer, dst_strides),
+        act: rows_f32(act_buffer, act_strides),
+        dst: rows_f32(dst_buffer, dst_strides),
         m: number(m),
         planes: shape.planes.map(number),
         dots: 2,
@@ -218,8 +219,8 @@ fn f16_weights_need_no_whole_blocks() {
             n: 2,
             slices: [1, 1],
         },
-        act: plain(act, [5, 5, 5]),
-        dst: plain(dst, [2, 2, 2]),
+        act: rows_f32(act, [5, 5, 5]),
+        dst: rows_f32(dst, [2, 2, 2]),
         m: 1,
         planes: [1, 1],
         dots: 2,
@@ -237,8 +238,8 @@ fn no_rows_are_no_work() {
     let (buffer, _) = host.buffer(4096);
     let body = MatMul {
         weights,
-        act: plain(buffer, [32, 0, 0]),
-        dst: plain(buffer, [32, 0, 0]),
+        act: rows_f32(buffer, [32, 0, 0]),
+        dst: rows_f32(buffer, [32, 0, 0]),
         m: 0,
         planes: [1, 1],
         dots: 2,
@@ -263,8 +264,8 @@ fn the_command_says_up_to_how_many_rows_are_dot_products() {
     let mut rows = |m: u32, dots: u32| -> Vec<f32> {
         let body = MatMul {
             weights,
-            act: plain(act_buffer, [k, 0, 0]),
-            dst: plain(dst_buffer, [n, 0, 0]),
+            act: rows_f32(act_buffer, [k, 0, 0]),
+            dst: rows_f32(dst_buffer, [n, 0, 0]),
             m,
             planes: [1, 1],
             dots,
@@ -325,9 +326,9 @@ fn check_experts(choice: &Choice, numbers: &mut Numbers) {
     let (dst_buffer, dst_memory): (u32, Memory) = host.buffer(4 + 4 * dst_len);
     let body = MatMulId {
         weights,
-        act: plain(act_buffer, [k, act_slots * k, 0]),
-        dst: plain(dst_buffer, [n, slots * n, 0]),
-        ids: plain(ids_buffer, [row, 0, 0]),
+        act: rows_f32(act_buffer, [k, act_slots * k, 0]),
+        dst: rows_f32(dst_buffer, [n, slots * n, 0]),
+        ids: rows_f32(ids_buffer, [row, 0, 0]),
         slots: number(slots),
         act_slots: number(act_slots),
         tokens: number(tokens),
@@ -425,8 +426,8 @@ fn products_of_one_source_are_what_each_is_alone() {
                 0,
                 &MatMul {
                     weights,
-                    act: plain(act, [k, 0, 0]),
-                    dst: plain(dst, [n, 0, 0]),
+                    act: rows_f32(act, [k, 0, 0]),
+                    dst: rows_f32(dst, [n, 0, 0]),
                     m: number(m),
                     planes: [1, 1],
                     dots: 2,

@@ -211,7 +211,7 @@ impl Window {
         (count + 2 * self.pad[dim] - reach) / self.stride[dim] + 1
     }
 
-    /// Returns the coordinate of element `k` of the window at output position `o`, if it lies in
+    /// Returns the coordinate of element `k` of the window at output position `o`, if it is in
     /// the image.
     fn inside(&self, dim: usize, o: usize, k: usize, count: usize) -> Option<usize> {
         let at = o * self.stride[dim] + k * self.dilation[dim];
@@ -219,7 +219,8 @@ impl Window {
     }
 }
 
-/// Lines of windows that are copied as vectors: of many channels, of as many elements as a patch has, and at the end of memory.
+/// Lines of windows that are copied as vectors: of many channels, of as many elements as a patch
+/// has, and at the end of memory.
 #[test]
 fn windows_of_wide_images_become_rows() {
     let mut numbers = Numbers::default();

@@ -1,11 +1,12 @@
-//! Planes of a product that follow one another are one product of all their rows, and others are not.
+//! Planes of a product that follow one another are one product of all their rows, and others are
+//! not.
 //!
-//! Rows by dot products, of which there are at most two, have other bits than rows by tiles. So the bits tell how many rows a
-//! product had.
+//! Rows by dot products, of which there are at most two, have other bits than rows by tiles. So the
+//! bits tell how many rows a product had.
 
 use bytemuck::Zeroable;
 use hexagon_ops::layout::{MatrixLayout, WeightType};
-use hexagon_ops::wire::{self, Command, MatMul, Plain};
+use hexagon_ops::wire::{self, Command, MatMul, RowsF32};
 
 use crate::common::Numbers;
 use crate::driver::Host;
@@ -18,8 +19,8 @@ fn number(value: usize) -> u32 {
     u32::try_from(value).unwrap()
 }
 
-fn plain(buffer: u32, strides: [usize; 3]) -> Plain {
-    Plain {
+fn rows_f32(buffer: u32, strides: [usize; 3]) -> RowsF32 {
+    RowsF32 {
         buffer,
         reserved: 0,
         offset: 0,
@@ -32,7 +33,8 @@ struct Case {
     m: usize,
     planes: [usize; 2],
     slices: [usize; 2],
-    /// Elements between rows, between planes of dimension 2, and between those of dimension 3 that belong to none of them.
+    /// Elements between rows, between planes of dimension 2, and between those of dimension 3 that
+    /// belong to none of them.
     act_gaps: [usize; 3],
     dst_gaps: [usize; 3],
     /// Rows that are one product.
@@ -88,7 +90,8 @@ fn cases() -> Vec<Case> {
         gaps(case(1, [2, 2], 2), [0, 0, 8], WHOLE),
         gaps(case(1, [2, 2], 2), WHOLE, [0, 0, 8]),
         gaps(case(1, [3, 2], 3), [0, 0, 8], [0, 0, 8]),
-        // Rows of one plane or of two are dot products, which tell whether the third dimension was joined.
+        // Rows of one plane or of two are dot products, which tell whether the third dimension was
+        // joined.
         case(1, [2, 2], 4),
         case(2, [1, 2], 4),
         case(2, [2, 2], 8),
@@ -123,8 +126,8 @@ fn check(case: &Case, weight: WeightType, dots: u32) {
     };
     let body = MatMul {
         weights,
-        act: plain(act_buffer, act_strides),
-        dst: plain(dst_buffer, dst_strides),
+        act: rows_f32(act_buffer, act_strides),
+        dst: rows_f32(dst_buffer, dst_strides),
         m: number(case.m),
         planes: case.planes.map(number),
         dots,
@@ -154,8 +157,8 @@ fn check(case: &Case, weight: WeightType, dots: u32) {
                 slices: [1, 1],
                 ..weights
             },
-            act: plain(part_act, [K, 0, 0]),
-            dst: plain(part_dst, [N, 0, 0]),
+            act: rows_f32(part_act, [K, 0, 0]),
+            dst: rows_f32(part_dst, [N, 0, 0]),
             m: number(part.len()),
             planes: [1, 1],
             dots,

@@ -2,7 +2,7 @@
 
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::wire::{
-    self, Body, Command, ERROR_RING, Epilogue, MatMul, MatMulId, Plain, Weights,
+    self, Body, Command, ERROR_RING, Epilogue, MatMul, MatMulId, RowsF32, Weights,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ fn seeds() -> [Command; 5] {
         n: 32,
         slices: [2, 1],
     };
-    let plain = |buffer, strides| Plain {
+    let rows_f32 = |buffer, strides| RowsF32 {
         buffer,
         reserved: 0,
         offset: 0,
@@ -28,8 +28,8 @@ fn seeds() -> [Command; 5] {
     };
     let product = MatMul {
         weights,
-        act: plain(1, [128, 512, 1024]),
-        dst: plain(2, [128, 512, 1024]),
+        act: rows_f32(1, [128, 512, 1024]),
+        dst: rows_f32(2, [128, 512, 1024]),
         m: 4,
         planes: [2, 1],
         dots: 2,
@@ -44,15 +44,15 @@ fn seeds() -> [Command; 5] {
         epilogue: Epilogue {
             kernel: wire::KERNEL_SWIGLU,
             swapped: 1,
-            other: plain(1, [128, 0, 0]),
+            other: rows_f32(1, [128, 0, 0]),
         },
         ..product
     };
     let experts = MatMulId {
         weights,
-        act: plain(1, [128, 256, 0]),
-        dst: plain(2, [128, 256, 0]),
-        ids: plain(0, [8, 0, 0]),
+        act: rows_f32(1, [128, 256, 0]),
+        dst: rows_f32(2, [128, 256, 0]),
+        ids: rows_f32(0, [8, 0, 0]),
         slots: 2,
         act_slots: 2,
         tokens: 3,

@@ -25,7 +25,8 @@ fn decays(ne: [usize; 4], numbers: &mut Numbers) -> Case {
     Case::of(F, ne, DENSE, || 0.75 + 0.25 * numbers.float())
 }
 
-/// Parts about which ggml promises nothing: states of earlier tokens where there are more tokens than states are kept.
+/// Parts about which ggml promises nothing: states of earlier tokens where there are more tokens
+/// than states are kept.
 const UNDEFINED: f64 = f64::INFINITY;
 
 /// Runs a kernel and compares; elements that nothing writes are NaN in `want`.

@@ -4,7 +4,7 @@
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::serve::{self, MAP_REFUSED, MAP_SIZE, describe};
 use hexagon_ops::wire::{
-    self, Body, Command, MAX_BUFFERS, Map, MatMul, MatMulId, Nop, Plain, STATUS_BAD_COMMAND,
+    self, Body, Command, MAX_BUFFERS, Map, MatMul, MatMulId, Nop, RowsF32, STATUS_BAD_COMMAND,
     STATUS_MAP_FAILED, STATUS_NO_VTCM, STATUS_OK, Unmap,
 };
 
@@ -13,8 +13,8 @@ use crate::driver::Host;
 /// Bytes of each buffer of [`good`].
 const BYTES: usize = 1 << 16;
 
-fn plain(buffer: u32, offset: u64, strides: [u64; 3]) -> Plain {
-    Plain {
+fn rows_f32(buffer: u32, offset: u64, strides: [u64; 3]) -> RowsF32 {
+    RowsF32 {
         buffer,
         reserved: 0,
         offset,
@@ -36,8 +36,8 @@ fn good(host: &mut Host) -> (MatMul, MatMulId) {
     };
     let product = MatMul {
         weights,
-        act: plain(act, 8, [256, 1024, 4096]),
-        dst: plain(dst, 8, [128, 512, 2048]),
+        act: rows_f32(act, 8, [256, 1024, 4096]),
+        dst: rows_f32(dst, 8, [128, 512, 2048]),
         m: 3,
         planes: [4, 2],
         dots: 2,
@@ -45,9 +45,9 @@ fn good(host: &mut Host) -> (MatMul, MatMulId) {
     };
     let experts = MatMulId {
         weights,
-        act: plain(act, 8, [256, 1024, 0]),
-        dst: plain(dst, 8, [128, 512, 0]),
-        ids: plain(w, 32768, [16, 0, 0]),
+        act: rows_f32(act, 8, [256, 1024, 0]),
+        dst: rows_f32(dst, 8, [128, 512, 0]),
+        ids: rows_f32(w, 32768, [16, 0, 0]),
         slots: 4,
         act_slots: 2,
         tokens: 3,
@@ -130,7 +130,7 @@ fn wrong_fields_of_products_are_refused() {
         (serve::UNMAPPED, "act", |b| b.act.buffer = 100),
         (serve::NUMBER, "dst", |b| b.dst.buffer = 1 << 30),
         (serve::OVERLAP, "in place", |b| {
-            b.dst = plain(b.act.buffer, 1024, b.dst.strides)
+            b.dst = rows_f32(b.act.buffer, 1024, b.dst.strides)
         }),
     ];
     for (detail, what, change) in products {
@@ -153,7 +153,7 @@ fn wrong_fields_of_products_are_refused() {
         (serve::BOUNDS, "tokens", |b| b.tokens = 1 << 20),
         (serve::ALIGNMENT, "ids", |b| b.ids.offset += 1),
         (serve::OVERLAP, "ids", |b| {
-            b.ids = plain(b.dst.buffer, 256, [16, 0, 0])
+            b.ids = rows_f32(b.dst.buffer, 256, [16, 0, 0])
         }),
         (serve::ROWS, "dst", |b| b.dst.strides[1] = 128),
     ];
@@ -166,8 +166,8 @@ fn wrong_fields_of_products_are_refused() {
     assert_eq!(host.run(&[Command::new(0, &product)]).status, STATUS_OK);
 }
 
-/// The host knows before it sends a command whether its operands overlap or are not aligned, and asks these functions, because a
-/// refusal by the DSP is the end of the session.
+/// The host knows before it sends a command whether its operands overlap or are not aligned, and
+/// asks these functions, because a refusal by the DSP is the end of the session.
 #[test]
 fn the_host_is_told_of_products_that_the_dsp_would_refuse() {
     let mut host = Host::new();
@@ -205,7 +205,7 @@ fn the_host_is_told_of_products_that_the_dsp_would_refuse() {
         (serve::ALIGNMENT, |b| b.act.offset += 2),
         (serve::ROWS, |b| b.dst.strides[1] = 128),
         (serve::OVERLAP, |b| {
-            b.ids = plain(b.dst.buffer, 256, [16, 0, 0])
+            b.ids = rows_f32(b.dst.buffer, 256, [16, 0, 0])
         }),
         (serve::OVERLAP, |b| b.dst.buffer = b.act.buffer),
     ];
@@ -226,7 +226,7 @@ fn the_host_is_told_of_products_that_the_dsp_would_refuse() {
     (none.m, none.dst.offset) = (0, 1);
     assert_eq!(serve::accepts_product(&none), Ok(()));
 
-    // Directly behind the activations, and directly before them.
+    // Directly after the activations, and directly before them.
     const ACT: u64 = 3 * 1024 + 2 * 256 + 4096 + 4 * 64;
     const DST: u64 = 3 * 512 + 2 * 128 + 2048 + 4 * 32;
     for (offset, is_right) in [
@@ -254,7 +254,7 @@ fn experts_that_do_not_exist_are_refused() {
     let (_, experts) = good(&mut host);
     let (ids, memory) = host.buffer(4096);
     let mut wrong = experts;
-    wrong.ids = plain(ids, 0, [16, 0, 0]);
+    wrong.ids = rows_f32(ids, 0, [16, 0, 0]);
     for id in [2, -1, i32::MAX, i32::MIN] {
         memory.put(0, &[0_i32; 12]);
         memory.put(4 * 11, &[id]);
@@ -369,8 +369,8 @@ fn a_product_that_vtcm_cannot_hold_says_how_much_it_needs() {
             n: 32,
             slices: [1, 1],
         },
-        act: plain(act, 0, [0; 3]),
-        dst: plain(dst, 0, [0; 3]),
+        act: rows_f32(act, 0, [0; 3]),
+        dst: rows_f32(dst, 0, [0; 3]),
         m: 1,
         planes: [1, 1],
         dots: 2,

@@ -1,5 +1,5 @@
-//! Activations that a product leaves in VTCM for the next one. The next one may have others of the same shape, and commands
-//! between the two may write to the activations or use VTCM.
+//! Activations that a product leaves in VTCM for the next one. The next one may have others of the
+//! same shape, and commands between the two may write to the activations or use VTCM.
 
 use bytemuck::Zeroable;
 use hexagon_ops::layout::{Line, Tile, WeightType};
@@ -22,7 +22,7 @@ fn number(value: usize) -> u32 {
     u32::try_from(value).unwrap()
 }
 
-/// A host whose buffers 0, 1 and 2 are those of [`seed`]; activations lie in 1 and 2.
+/// A host whose buffers 0, 1 and 2 are those of [`seed`]; activations are in 1 and 2.
 struct Bench {
     host: Host,
     memory: Vec<Memory>,
@@ -61,7 +61,7 @@ impl Bench {
     }
 
     fn body(&self, m: usize, (buffer, offset): (u32, usize), result: usize) -> MatMul {
-        let rows = |buffer, offset, row: usize| Plain {
+        let rows = |buffer, offset, row: usize| RowsF32 {
             buffer,
             reserved: 0,
             offset,
@@ -78,8 +78,8 @@ impl Bench {
         }
     }
 
-    /// Writes all operands, and zeros to the results. Buffer 1 of [`seed`] holds numbers of rows and experts. What earlier
-    /// commands left in VTCM might be right, so it is overwritten.
+    /// Writes all operands, and zeros to the results. Buffer 1 of [`seed`] holds numbers of rows
+    /// and experts. What earlier commands left in VTCM might be right, so it is overwritten.
     fn fill(&mut self) {
         let garbage = Tile([Line([0x7d; 128]); 16]);
         self.host.server.units().vtcm.fill(garbage);
@@ -105,7 +105,8 @@ impl Bench {
         assert_eq!((completion.status, completion.detail), (STATUS_OK, 0));
     }
 
-    /// Checks that commands of one submission give the bytes that they give one by one: in the ring, and twice in a list.
+    /// Checks that commands of one submission give the bytes that they give one by one: in the
+    /// ring, and twice in a list.
     fn check(&mut self, what: &str, commands: &[Command]) {
         self.fill();
         for command in commands {
@@ -129,7 +130,8 @@ impl Bench {
     }
 }
 
-/// Weights whose products of one row have activations of 8 bits in either form, and those that have tiles only.
+/// Weights whose products of one row have activations of 8 bits in either form, and those that have
+/// tiles only.
 const WEIGHTS: [WeightType; 3] = [WeightType::Q4_0, WeightType::Q8_0, WeightType::F16];
 /// Rows for dot products and for tiles.
 const ROWS: [usize; 4] = [1, 2, 5, 8];
@@ -139,8 +141,8 @@ fn products_of_other_activations_of_the_same_shape_are_what_each_is_alone() {
     for weight in WEIGHTS {
         let mut bench = Bench::new(weight);
         for m in ROWS {
-            // The second ones share all but a row with the first; the others lie elsewhere, and at the same place of another
-            // buffer.
+            // The second ones share all but a row with the first; the others are elsewhere, and at
+            // the same place of another buffer.
             let places = [(2, 0), (2, 4 * K), (2, APART), (1, APART), (2, 0)];
             for (i, first) in places.into_iter().enumerate() {
                 for second in places.into_iter().skip(i + 1) {
@@ -246,7 +248,7 @@ fn users_of_vtcm(weights: Weights, offset: usize) -> Vec<(&'static str, Command)
     };
     let mut recurrence = seed::wide(KERNEL_GATED_LINEAR_ATTN, TYPE_F32);
     recurrence.dst.offset = offset as u64;
-    let plain = |buffer, offset, strides| Plain {
+    let rows_f32 = |buffer, offset, strides| RowsF32 {
         buffer,
         reserved: 0,
         offset,
@@ -254,9 +256,9 @@ fn users_of_vtcm(weights: Weights, offset: usize) -> Vec<(&'static str, Command)
     };
     let experts = MatMulId {
         weights,
-        act: plain(1, APART as u64, [256, 512, 0]),
-        dst: plain(2, offset as u64, [160, 320, 0]),
-        ids: plain(1, 0, [8, 0, 0]),
+        act: rows_f32(1, APART as u64, [256, 512, 0]),
+        dst: rows_f32(2, offset as u64, [160, 320, 0]),
+        ids: rows_f32(1, 0, [8, 0, 0]),
         slots: 1,
         act_slots: 1,
         tokens: 3,

@@ -11,7 +11,8 @@ const F: u32 = TYPE_F32;
 const H: u32 = TYPE_F16;
 const Q8: u32 = TYPE_Q8_0;
 
-/// Returns operands whose scores are `common` plus those of small numbers, and the attention with them.
+/// Returns operands whose scores are `common` plus those of small numbers, and the attention with
+/// them.
 fn with_common_score(setup: &Setup, common: f32, numbers: &mut Numbers) -> Operands {
     const QUERY: f32 = 64.0;
     let mut operands = Operands::new(setup, Mask::None, false, numbers);
@@ -74,7 +75,8 @@ fn scores_above_128_are_told_from_each_other() {
     }
 }
 
-/// Hidden positions have the lowest f16, and rows that see nothing else become zeros. These rows do see positions.
+/// Hidden positions have the lowest f16, and rows that see nothing else become zeros. These rows do
+/// see positions.
 #[test]
 fn rows_whose_scores_are_below_f16_see_their_positions() {
     let mut numbers = Numbers::default();
@@ -135,8 +137,8 @@ fn scores_beyond_f16_are_computed_in_f32() {
         ..PLAIN
     };
     let mut operands = Operands::new(&setup, Mask::None, false, &mut numbers);
-    // Queries count as 0.95 and the unit's stores divide by 32: 64 products of 60000 are above 65504
-    // then.
+    // Queries count as 0.95 and the unit's stores divide by 32: 64 products of 60000 are above
+    // 65504 then.
     operands.k = Case::of(H, operands.k.ne, PERMUTED, || 60000.0);
     operands.q = Case::of(F, operands.q.ne, PERMUTED, || 1.9);
     operands.compute(&setup);

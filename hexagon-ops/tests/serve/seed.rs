@@ -1,4 +1,5 @@
-//! Operations on tensors in buffers 0, 1 and 2 that each kernel accepts with f32, for tests that damage them.
+//! Operations on tensors in buffers 0, 1 and 2 that each kernel accepts with f32, for tests that
+//! damage them.
 
 use hexagon_ops::wire::*;
 
@@ -38,7 +39,8 @@ pub fn tensor(buffer: u32, dtype: u32, ne: [u32; 4]) -> Tensor {
     }
 }
 
-/// Returns an operation of row `index` of [`OPERATIONS`]; `dtype` is the type of src0, or of the result of SET_ROWS.
+/// Returns an operation of row `index` of [`OPERATIONS`]; `dtype` is the type of src0, or of the
+/// result of SET_ROWS.
 pub fn operation(index: usize, dtype: u32) -> TensorOp {
     let Operation {
         kernel,
@@ -63,7 +65,7 @@ pub fn operation(index: usize, dtype: u32) -> TensorOp {
                 [tensor(0, dtype, [n, 9, 2, 1]), ids, none],
             )
         }
-        KERNEL_MUL_MAT_PLAIN => (
+        KERNEL_MUL_MAT_UNPACKED => (
             f32(2, [5, 3, 2, 1]),
             [tensor(0, dtype, [32, 5, 1, 1]), f32(1, NE), none],
         ),

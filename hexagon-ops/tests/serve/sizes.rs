@@ -1,5 +1,6 @@
-//! Sizes whose products exceed the DSP's 32-bit words are refused there as in a 64-bit build. A stride of 0 makes a huge
-//! tensor of a few bytes. Most of these tests can fail only in a build for 32 bits (`make narrow`).
+//! Sizes whose products exceed the DSP's 32-bit words are refused there as in a 64-bit build. A
+//! stride of 0 makes a huge tensor of a few bytes. Most of these tests can fail only in a build for
+//! 32 bits (`make narrow`).
 
 use bytemuck::Zeroable;
 use hexagon_ops::serve::{self, Failure};
@@ -109,7 +110,7 @@ fn planes_that_no_word_can_count_are_no_result_of_a_convolution() {
 
 fn product(k: u32) -> TensorOp {
     TensorOp {
-        kernel: KERNEL_MUL_MAT_PLAIN,
+        kernel: KERNEL_MUL_MAT_UNPACKED,
         reserved: 0,
         params: [0; 16],
         dst: tensor(2, TYPE_F32, [1; 4]),
@@ -121,7 +122,8 @@ fn product(k: u32) -> TensorOp {
     }
 }
 
-/// A kernel adds the elements that it reads at a time to an index of a row. With longer rows that exceeds a word.
+/// A kernel adds the elements that it reads at a time to an index of a row. With longer rows that
+/// exceeds a word.
 #[test]
 fn dimensions_are_below_2_31() {
     let mut host = host(4096);
@@ -148,7 +150,8 @@ fn pooling(plane: Tensor, size: [u32; 2], pad: [u32; 2]) -> TensorOp {
     }
 }
 
-/// With a padding of 2^23 on each side, a window may have 2^24 elements in each dimension: hours of work on one element.
+/// With a padding of 2^23 on each side, a window may have 2^24 elements in each dimension: hours of
+/// work on one element.
 #[test]
 fn windows_of_padding_that_take_hours_are_refused() {
     let mut host = host(4096);

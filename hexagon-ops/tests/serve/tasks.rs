@@ -10,7 +10,8 @@ const COLUMNS: usize = 768;
 
 type Share<'s> = &'s dyn Fn(ViewMut<'_>, &Engine, &(dyn Fn(&mut ViewMut<'_>) + Sync));
 
-/// Returns the tasks of a result as [first row, rows, first column, columns], in order; each writes its elements once.
+/// Returns the tasks of a result as [first row, rows, first column, columns], in order; each writes
+/// its elements once.
 fn tasks_of(ne: [usize; 4], threads: usize, share: Share<'_>) -> Vec<[usize; 4]> {
     let plane = 4 * ne[0] * ne[1];
     let shape = Shape {

@@ -1,5 +1,5 @@
-//! Every operation gives the same bytes on any number of threads: as it is in other tests, and so large that all threads get
-//! a part, with one row, few rows and many.
+//! Every operation gives the same bytes on any number of threads: as it is in other tests, and so
+//! large that all threads get a part, with one row, few rows and many.
 
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::wire::*;
@@ -30,7 +30,8 @@ impl Session {
         Self { host, memory }
     }
 
-    /// Runs a command on operands that are always the same; returns the buffer of results, or the refusal.
+    /// Runs a command on operands that are always the same; returns the buffer of results, or the
+    /// refusal.
     fn run(&mut self, operands: &[Vec<f32>; 3], command: Command) -> Result<Vec<u8>, (u32, u32)> {
         for (memory, elems) in self.memory.iter().zip(operands) {
             memory.put(0, elems);
@@ -193,7 +194,7 @@ fn of_several_shapes() -> Vec<(String, Command)> {
             &[a([3 + tokens, 3000, 1, 1]), b([4, 3000, 1, 1])],
         );
         op(
-            KERNEL_MUL_MAT_PLAIN,
+            KERNEL_MUL_MAT_UNPACKED,
             &[],
             out([2100, tokens, 1, 1]),
             &[a([96, 2100, 1, 1]), b([96, tokens, 1, 1])],
@@ -296,7 +297,7 @@ fn of_several_shapes() -> Vec<(String, Command)> {
 
 /// Products and attentions.
 fn others() -> Vec<(String, Command)> {
-    let plain = |buffer, row: u64| Plain {
+    let rows_f32 = |buffer, row: u64| RowsF32 {
         buffer,
         reserved: 0,
         offset: 0,
@@ -314,8 +315,8 @@ fn others() -> Vec<(String, Command)> {
                     n: 1120,
                     slices: [1; 2],
                 },
-                act: plain(1, 256),
-                dst: plain(2, 1120),
+                act: rows_f32(1, 256),
+                dst: rows_f32(2, 1120),
                 m,
                 planes: [1; 2],
                 dots: 2,

@@ -4,7 +4,7 @@
 use bytemuck::Zeroable;
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::sim::{Coherence, Machine, Options};
-use hexagon_ops::wire::{Command, KERNEL_COPY, MatMul, Plain, TYPE_I8, Tensor, TensorOp, Unmap};
+use hexagon_ops::wire::{Command, KERNEL_COPY, MatMul, RowsF32, TYPE_I8, Tensor, TensorOp, Unmap};
 use test_kit::nmse;
 
 use crate::common::Numbers;
@@ -79,7 +79,7 @@ fn results_of_one_command_are_activations_of_the_next() {
     let second = MatMul {
         m: 1,
         act: product.body.dst,
-        dst: Plain {
+        dst: RowsF32 {
             offset: 2048,
             ..product.body.dst
         },
@@ -194,7 +194,8 @@ fn a_result_is_read_together_with_bytes_of_the_host() {
     let a = load(&session, a, numbers);
     let b = load(&session, b, numbers);
     load(&session, c, numbers);
-    // Bytes 1000 to 1499 of b are a result when 700 to 2199 are read, which is whole lines of neither.
+    // Bytes 1000 to 1499 of b are a result when 700 to 2199 are read, which is whole lines of
+    // neither.
     let commands = [
         copy(bytes(b_buffer, 1000, 500), bytes(a_buffer, 3, 500)),
         copy(bytes(c_buffer, 10, 1500), bytes(b_buffer, 700, 1500)),

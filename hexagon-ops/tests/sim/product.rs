@@ -1,7 +1,7 @@
 //! One product with its operands and its exact results.
 
 use hexagon_ops::layout::{Line, WeightType};
-use hexagon_ops::wire::{Command, MatMul, Plain, Weights as WireWeights};
+use hexagon_ops::wire::{Command, MatMul, RowsF32, Weights as WireWeights};
 use test_kit::nmse;
 
 use crate::common::{Numbers, Weights, dot};
@@ -31,7 +31,7 @@ impl Product {
         let (weights, weights_buffer) = session.buffer(size_of_val(&values.lines[..]));
         let (act, act_buffer) = session.buffer(4 * m * k);
         let (dst, dst_buffer) = session.buffer(4096);
-        let plain = |buffer, offset: usize, row: usize| Plain {
+        let rows_f32 = |buffer, offset: usize, row: usize| RowsF32 {
             buffer,
             reserved: 0,
             offset: offset as u64,
@@ -47,8 +47,8 @@ impl Product {
                 n: number(n),
                 slices: [1, 1],
             },
-            act: plain(act_buffer, 0, k),
-            dst: plain(dst_buffer, DST_OFFSET, n),
+            act: rows_f32(act_buffer, 0, k),
+            dst: rows_f32(dst_buffer, DST_OFFSET, n),
             m: number(m),
             planes: [1, 1],
             dots: 2,

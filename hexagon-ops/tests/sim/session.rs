@@ -111,8 +111,8 @@ fn closing_a_handle_ends_its_call() {
     assert_eq!(session.shared.load(STATE), STATE_CLOSED);
 }
 
-/// A host unmaps the ring of a parked DSP before it closes the handle. The DSP's process lives on for another handle, and an
-/// access to the ring would end it.
+/// A host unmaps the ring of a parked DSP before it closes the handle. The DSP's process lives on
+/// for another handle, and an access to the ring would end it.
 #[test]
 fn closing_a_handle_does_not_touch_a_ring_that_is_unmapped() {
     let machine = start(Options::new(75));
@@ -163,7 +163,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Neither session is ever idle for long enough to park: only the wish of the other one for VTCM makes its call return.
+/// Neither session is ever idle for long enough to park: only the wish of the other one for VTCM
+/// makes its call return.
 #[test]
 fn a_busy_session_gives_vtcm_to_one_that_waits() {
     let mut numbers = Numbers::default();

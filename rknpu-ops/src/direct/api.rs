@@ -1,6 +1,7 @@
 //! The C functions: find the context or machine, check pointers, catch panics.
 //!
-//! An unknown context gives `CTX_INVALID` (or null) before anything else; a null pointer gives `PARAM_INVALID`.
+//! An unknown context gives `CTX_INVALID` (or null) before anything else; a null pointer gives
+//! `PARAM_INVALID`.
 #![expect(
     unsafe_code,
     reason = "these are the C functions; their pointers come from the caller"
@@ -62,8 +63,8 @@ fn refused(symbol: &str) -> c_int {
 
 /// Creates a context.
 ///
-/// The safety contract of each C function is that of the C API: pointers are null or point at valid objects of their
-/// types, and nothing else uses bound memory during a run.
+/// The safety contract of each C function is that of the C API: pointers are null or point at valid
+/// objects of their types, and nothing else uses bound memory during a run.
 unsafe extern "C" fn matmul_create<const SLOT: usize>(
     ctx: *mut MatmulCtx,
     info: *mut MatmulInfo,

@@ -131,8 +131,8 @@ impl Context {
         Ok(())
     }
 
-    /// Implements `rknn_matmul_set_io_mem` for operand 0, 1 or 2: A, B or C. Reserves what runs on the context's core
-    /// need.
+    /// Implements `rknn_matmul_set_io_mem` for operand 0, 1 or 2: A, B or C. Reserves what runs on
+    /// the context's core need.
     pub(super) fn bind(
         &self,
         operand: usize,

@@ -32,8 +32,8 @@ pub(super) fn stream_address(streams: &Object, index: usize) -> u32 {
     streams.address() + u32::try_from(index * STREAM_BYTES).expect("a place inside")
 }
 
-/// Objects of one purpose, one for each power of two. A driver may sync whole objects, so a small run does not use what
-/// a large one needs.
+/// Objects of one purpose, one for each power of two. A driver may sync whole objects, so a small
+/// run does not use what a large one needs.
 #[derive(Debug, Default)]
 struct Objects(Vec<Option<Object>>);
 

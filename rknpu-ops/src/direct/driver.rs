@@ -50,7 +50,8 @@ pub trait Driver: Debug + Send + Sync {
     /// Returns the driver's version, as users see it: such as `0.9.8`, or `rocket`.
     fn version_text(&self) -> String;
 
-    /// Returns the most tasks of which each stream names the next one. The last one of them names none.
+    /// Returns the most tasks of which each stream names the next one. The last one of them names
+    /// none.
     fn chain(&self) -> usize;
 
     /// Opens the driver once more, for another address space.
@@ -82,7 +83,8 @@ pub trait Driver: Debug + Send + Sync {
 
     /// Runs the tasks of a job one after another, and waits for their end.
     ///
-    /// - `own`: an object for [`Purpose::Jobs`], of at least [`Self::own_bytes`], that no other run uses
+    /// - `own`: an object for [`Purpose::Jobs`], of at least [`Self::own_bytes`], that no other run
+    ///   uses
     ///
     /// # Errors
     /// The driver's, or that the tasks did not run to their end: `TimedOut` if they took too long.
@@ -180,8 +182,8 @@ impl Object {
     /// Returns the bytes, for the CPU alone.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping has this many bytes, which the kernel has initialized; `&mut self` is exclusive, and jobs
-        // that write them borrow the object.
+        // SAFETY: the mapping has this many bytes, which the kernel has initialized; `&mut self` is
+        // exclusive, and jobs that write them borrow the object.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes) }
     }
 

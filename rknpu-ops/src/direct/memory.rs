@@ -107,8 +107,8 @@ impl Memories {
         Ok(self.insert(memory, region))
     }
 
-    /// Implements `rknn_create_mem_from_fd`, for descriptors and addresses of [`Self::create`]. Memory of a driver without
-    /// dma-bufs has the descriptor -1.
+    /// Implements `rknn_create_mem_from_fd`, for descriptors and addresses of [`Self::create`].
+    /// Memory of a driver without dma-bufs has the descriptor -1.
     pub(super) fn view(
         &self,
         descriptor: i32,
@@ -157,7 +157,8 @@ impl Memories {
         raw
     }
 
-    /// Implements `rknn_destroy_mem`. The object lives on in views and in contexts that it is bound to.
+    /// Implements `rknn_destroy_mem`. The object lives on in views and in contexts that it is bound
+    /// to.
     pub(super) fn destroy(&self, memory: *mut TensorMem) -> Result<(), c_int> {
         let removed = lock(&self.0).remove(&memory.addr());
         // Not while the table is locked: the driver may take its time.

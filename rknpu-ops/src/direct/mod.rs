@@ -1,5 +1,5 @@
-//! An RK3588's NPU without Rockchip's library: the table of functions ([`Api`]) that librknnrt fills, over our own command
-//! streams and a kernel's driver.
+//! An RK3588's NPU without Rockchip's library: the table of functions ([`Api`]) that librknnrt
+//! fills, over our own command streams and a kernel's driver.
 //!
 //! ```text
 //! host code --- ffi::Api ---> api.rs        C functions: look up, check pointers, catch panics
@@ -15,18 +15,21 @@
 //!
 //! Differences from the library that callers may rely on:
 //! - operands are native; other layouts, dynamic shapes and scales are refused with a log line;
-//! - any M and any N that is a multiple of a group of kernels, but K only as far as one pass goes ([`crate::stream`]);
+//! - any M and any N that is a multiple of a group of kernels, but K only as far as one pass goes
+//!   ([`crate::stream`]);
 //! - `mem_sync` of a view syncs the view;
-//! - an address space has 4 GiB. `rknpu` has one, domain 0; with `rocket` each domain is a file of its own;
+//! - an address space has 4 GiB. `rknpu` has one, domain 0; with `rocket` each domain is a separate
+//!   file;
 //! - memory that a run needs is allocated when its operands are bound, never during a run;
 //! - contexts have no objects in the kernel;
-//! - with `rocket` a core mask is not followed: the jobs of an address space run one after another, on cores that the
-//!   driver picks.
+//! - with `rocket` a core mask is not followed: the jobs of an address space run one after another,
+//!   on cores that the driver picks.
 //!
-//! Which kernels: RK3588, the driver `rknpu` 0.9.6 or newer as a DRM node, or `rocket` of Linux 6.18 or newer.
+//! Which kernels: RK3588, the driver `rknpu` 0.9.6 or newer as a DRM node, or `rocket` of Linux
+//! 6.18 or newer.
 //!
-//! No board has run this. It runs over the emulated drivers and NPU of `tests/vendor/rockchip`, which also serve the
-//! vendor's library.
+//! No board has run this. It runs over the emulated drivers and NPU of `tests/vendor/rockchip`,
+//! which also serve the vendor's library.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -54,7 +57,8 @@ use self::node::{Kernel, Node};
 use self::rknpu::Rknpu;
 use self::rocket::Rocket;
 
-/// The library's version in the answer to [`ffi::QUERY_SDK_VERSION`](crate::ffi::QUERY_SDK_VERSION).
+/// The library's version in the answer to
+/// [`ffi::QUERY_SDK_VERSION`](crate::ffi::QUERY_SDK_VERSION).
 pub const VERSION: &str = concat!("streams-", env!("CARGO_PKG_VERSION"));
 
 /// Cores of an RK3588.
@@ -64,8 +68,8 @@ const CORES: usize = 3;
 // SOURCE: an RK3588's 32 GB of memory; each takes 4 GiB.
 const SPACES: usize = 8;
 
-/// An NPU that is driven directly. Dropping it frees its slot. Contexts that exist by then work until they are
-/// destroyed.
+/// An NPU that is driven directly. Dropping it frees its slot. Contexts that exist by then work
+/// until they are destroyed.
 #[derive(Debug)]
 pub struct Machine {
     slot: usize,
@@ -140,7 +144,8 @@ pub fn start(node: Box<dyn Node>) -> io::Result<Machine> {
 }
 
 impl Machine {
-    /// Returns the functions of this machine. Those that take a context accept the contexts of every machine.
+    /// Returns the functions of this machine. Those that take a context accept the contexts of
+    /// every machine.
     #[must_use]
     pub fn api(&self) -> Api {
         api::of_slot(self.slot)

@@ -25,7 +25,8 @@ impl Kernel {
     pub const ALL: [Self; 2] = [Self::Rknpu, Self::Rocket];
 
     /// Returns its name in DRM.
-    // SOURCE: drivers/rknpu/rknpu_drv.c of Rockchip's kernel; drivers/accel/rocket/rocket_drv.c of Linux 6.18.
+    // SOURCE: drivers/rknpu/rknpu_drv.c of Rockchip's kernel; drivers/accel/rocket/rocket_drv.c of
+    // Linux 6.18.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -57,7 +58,7 @@ impl Link {
 
 /// An open node.
 pub trait Node: Debug + Send + Sync {
-    /// Returns the driver behind it.
+    /// Returns the driver after it.
     fn kernel(&self) -> Kernel;
 
     /// Opens it once more.
@@ -66,16 +67,16 @@ pub trait Node: Debug + Send + Sync {
     /// The system's error.
     fn reopen(&self) -> io::Result<Box<dyn Node>>;
 
-    /// Calls the function `number` with its struct, which has as many bytes as the number says and holds no addresses
-    /// of this process.
+    /// Calls the function `number` with its struct, which has as many bytes as the number says and
+    /// holds no addresses of this process.
     ///
     /// # Errors
     /// The driver's error.
     fn ioctl(&self, number: u32, argument: &mut [u8]) -> io::Result<()>;
 
-    /// As [`Self::ioctl`], for a struct that holds the addresses of others: the struct is the first bytes of `bytes`, and
-    /// `links` are all of its addresses and of theirs. What they lead to, with the lengths that the structs give, is
-    /// inside of `bytes`.
+    /// As [`Self::ioctl`], for a struct that holds the addresses of others: the struct is the first
+    /// bytes of `bytes`, and `links` are all of its addresses and of theirs. What they lead to,
+    /// with the lengths that the structs give, is inside of `bytes`.
     ///
     /// # Errors
     /// The driver's error.
@@ -92,8 +93,8 @@ pub trait Node: Debug + Send + Sync {
 // SOURCE: DRM_IOCTL_VERSION, include/uapi/drm/drm.h of Linux, on machines of 64 bits.
 const DRM_VERSION: u32 = 0xc040_6400;
 
-/// DRM's names for nodes without a display, for nodes, and for those of accelerators, the number of the first, and how
-/// many of each are looked for.
+/// DRM's names for nodes without a display, for nodes, and for those of accelerators, the number of
+/// the first, and how many of each are looked for.
 const KINDS: [(&str, usize); 3] = [("dri/renderD", 128), ("dri/card", 0), ("accel/accel", 0)];
 const NODES_OF_A_KIND: usize = 16;
 
@@ -168,8 +169,8 @@ impl Node for DeviceNode {
     fn ioctl(&self, number: u32, argument: &mut [u8]) -> io::Result<()> {
         let bytes = struct_bytes(number);
         assert_eq!(argument.len(), bytes, "the struct of ioctl {number:#x}");
-        // SAFETY: the function accesses as many bytes as its number says, which `argument` has, and they hold no
-        // addresses by the trait's contract.
+        // SAFETY: the function accesses as many bytes as its number says, which `argument` has, and
+        // they hold no addresses by the trait's contract.
         unsafe { call(&self.file, number, argument.as_mut_ptr()) }
     }
 
@@ -179,8 +180,8 @@ impl Node for DeviceNode {
         for link in links {
             link.write(bytes);
         }
-        // SAFETY: the function accesses as many bytes as its number says, which `bytes` has, and what their addresses
-        // lead to, which is inside of `bytes` by the trait's contract.
+        // SAFETY: the function accesses as many bytes as its number says, which `bytes` has, and
+        // what their addresses lead to, which is inside of `bytes` by the trait's contract.
         unsafe { call(&self.file, number, bytes.as_mut_ptr()) }
     }
 
@@ -207,7 +208,8 @@ fn driver(file: &File) -> io::Result<String> {
     let mut version = [0u64; 8];
     version[2] = name.len() as u64;
     version[3] = name.as_mut_ptr().expose_provenance() as u64;
-    // SAFETY: the struct of this function, which is alive, as is the place for the name that it gives with its length.
+    // SAFETY: the struct of this function, which is alive, as is the place for the name that it
+    // gives with its length.
     match unsafe { call(file, DRM_VERSION, version.as_mut_ptr().cast()) } {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => return Ok(String::new()),

@@ -1,7 +1,8 @@
 //! Rockchip's own kernel driver, `rknpu`.
 //!
-//! SOURCE: numbers and structs, drivers/rknpu/include/rknpu_ioctl.h of Rockchip's kernel (driver 0.9.8), and
-//! include/uapi/drm/drm.h of Linux; behaviour, rknpu_gem.c, rknpu_iommu.c and rknpu_job.c there.
+//! SOURCE: numbers and structs, drivers/rknpu/include/rknpu_ioctl.h of Rockchip's kernel (driver
+//! 0.9.8), and include/uapi/drm/drm.h of Linux; behaviour, rknpu_gem.c, rknpu_iommu.c and
+//! rknpu_job.c there.
 #![expect(unsafe_code, reason = "descriptors that the driver gives as numbers")]
 
 use std::io;
@@ -36,10 +37,12 @@ mod action {
 mod flag {
     pub const NON_CONTIGUOUS: u32 = 1;
     pub const CACHEABLE: u32 = 1 << 1;
-    /// SUBMIT reads tasks through this mapping: an object without it is a null pointer to the kernel.
+    /// SUBMIT reads tasks through this mapping: an object without it is a null pointer to the
+    /// kernel.
     pub const KERNEL_MAPPING: u32 = 1 << 3;
     pub const IOMMU: u32 = 1 << 4;
-    /// Device addresses are not rounded up to powers of two, ranges of which are never given back; caches are not cleaned.
+    /// Device addresses are not rounded up to powers of two, ranges of which are never given back;
+    /// caches are not cleaned.
     pub const LIMIT_IOVA_ALIGNMENT: u32 = 1 << 10;
 }
 
@@ -63,7 +66,8 @@ const LIMITS_ALIGNMENT: u32 = 907;
 
 /// Returns the entry of a stream in a list of tasks.
 fn task(address: u32) -> [u8; TASK_BYTES] {
-    // SOURCE: values of happyme531's and gregordinary's notes: units started, interrupts waited for and cleared.
+    // SOURCE: values of happyme531's and gregordinary's notes: units started, interrupts waited for
+    // and cleared.
     Argument::ZERO
         .u32(8, 0x1d)
         .u32(12, 0x300)

@@ -1,11 +1,12 @@
 //! Linux's own kernel driver for an RK3588's NPU, `rocket`.
 //!
-//! A file is an address space. Its jobs run one after another, on any core that is free, and each task of a job is
-//! started by itself. A job that the driver refuses, one that it stops after its time-out, and one whose memory cannot be
-//! attached look like one that has ended well. So each job ends with a task that writes a known product ([`status`]).
+//! A file is an address space. Its jobs run one after another, on any core that is free, and each
+//! task of a job is started by itself. A job that the driver refuses, one that it stops after its
+//! time-out, and one whose memory cannot be attached look like one that has ended well. So each job
+//! ends with a task that writes a known product ([`status`]).
 //!
-//! SOURCE: numbers and structs, include/uapi/drm/rocket_accel.h and drm.h of Linux 6.18 (MIT); behaviour,
-//! drivers/accel/rocket there.
+//! SOURCE: numbers and structs, include/uapi/drm/rocket_accel.h and drm.h of Linux 6.18 (MIT);
+//! behaviour, drivers/accel/rocket there.
 
 use std::io;
 use std::ops::Range;
@@ -29,10 +30,11 @@ mod number {
     pub const GEM_CLOSE: u32 = 0x4008_6409;
 }
 
-/// Tasks of a job, besides the one that writes the status: at most a third of the driver's time-out.
-// SOURCE: the largest task has 403 million products (128 x 3072 x 1024, INT8), and 268 million in FP16. At 200 MHz, the
-// clock of Linux's device tree, boards reach 75 thousand million FP16 products a second (gregordinary's notes), and
-// twice as many INT8 ones.
+/// Tasks of a job, besides the one that writes the status: at most a third of the driver's
+/// time-out.
+// SOURCE: the largest task has 403 million products (128 x 3072 x 1024, INT8), and 268 million in
+// FP16. At 200 MHz, the clock of Linux's device tree, boards reach 75 thousand million FP16
+// products a second (gregordinary's notes), and twice as many INT8 ones.
 const TASKS_OF_A_JOB: usize = 32;
 
 /// The driver's time-out for a job.

@@ -5,7 +5,8 @@ use std::ffi::c_char;
 use super::{IoAttr, TensorAttr, TensorType};
 use crate::layout::{Elem, MatmulLayout};
 
-/// Returns the attributes of native operands of a product of `[m, k, n]`, whose sizes fit into 32 bits.
+/// Returns the attributes of native operands of a product of `[m, k, n]`, whose sizes fit into 32
+/// bits.
 pub(crate) fn native(layout: &MatmulLayout, [m, k, n]: [usize; 3]) -> IoAttr {
     let MatmulLayout { a, b, c, .. } = *layout;
     IoAttr {

@@ -62,7 +62,8 @@ pub struct ScaledOutput<'a, T> {
 }
 
 /// A product with weights that have a scale for each column and K segment:
-/// `p[m][n] = sum over segments of ((c[m][n] + half[m][segment]) * w_scales[n]) * a_scale[m][segment]`.
+/// `p[m][n] = sum over segments of ((c[m][n] + half[m][segment]) * w_scales[n]) *
+/// a_scale[m][segment]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a, T> {
     pub(crate) segments: &'a [ScaledOutput<'a, T>],
@@ -146,10 +147,9 @@ impl<'a, T> Product<'a, T> {
 /// Unpacks rows of a product.
 ///
 /// - the sum with the half is exact for `i16`, also with two digits (it has at most 20 bits), and
-///   for `i32` below 2^23, as all sums of a K segment of INT4 weights are; two digits of `i32` are rounded each, and their
-///   sum; then one FP32 rounding each for the
-///   product with the weight scale, the product with the activation scale, and the addition, in
-///   order of K
+///   for `i32` below 2^23, as all sums of a K segment of INT4 weights are; two digits of `i32` are
+///   rounded each, and their sum; then one FP32 rounding each for the product with the weight
+///   scale, the product with the activation scale, and the addition, in order of K
 /// - a NaN scale makes its row or column NaN
 ///
 /// # Panics

@@ -153,7 +153,7 @@ fn block<T, const Q: usize, const D: usize, const R: usize>(slice: &[T]) -> &[[[
     let (quads, _) = slice.as_chunks::<4>();
     let (pieces, _) = quads.as_chunks::<Q>();
     let (rows, _) = pieces.as_chunks::<D>();
-    // PANIC: rows and columns of a product lie in each of its segments.
+    // PANIC: rows and columns of a product are in each of its segments.
     rows.first_chunk().unwrap_or_else(|| unreachable!())
 }
 

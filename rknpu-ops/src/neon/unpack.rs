@@ -215,7 +215,7 @@ fn gather_by<T, V: Copy, const R: usize, const Q: usize>(
     let factors = factors.map(|factor| vdupq_n_f32(factor));
     let lines = |segment: &[T], j: usize, q: usize| -> [V; R] {
         let at = segment.as_ptr().wrapping_add(first + j * pitch);
-        // SAFETY: j is below n_slices, and the last native slice was found to lie in each segment
+        // SAFETY: j is below n_slices, and the last native slice was found to be in each segment
         // with all R rows.
         let pieces = unsafe { &*at.cast::<[[[T; 4]; Q]; R]>() };
         from_fn(|r| load(&pieces[r][q]))

@@ -81,7 +81,7 @@ impl<'a, T> NativeOutput<'a, T> {
         Self { segments, t, m }
     }
 
-    /// Checks that `rows` and `columns` lie in the buffers.
+    /// Checks that `rows` and `columns` are in the buffers.
     ///
     /// # Panics
     /// If not.

@@ -6,9 +6,8 @@
 //! ```
 //!
 //! `code` is a negative return code; functions that return a pointer return null for every code.
-//! The second form is a silent fault: each run with this M (and this K, if there is one) returns 0 and leaves wrong numbers
-//! in C.
-//! The rest of the grammar is in [`sim_common::fault`].
+//! The second form is a silent fault: each run with this M (and this K, if there is one) returns 0
+//! and leaves wrong numbers in C. The rest of the grammar is in [`sim_common::fault`].
 
 use std::ffi::c_int;
 use std::fmt;

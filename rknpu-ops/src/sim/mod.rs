@@ -21,14 +21,15 @@
 //! - `set_io_mem` copies A and B that are not native at call time, and binds native ones;
 //! - with [`Coherence::Strict`] the device has its own copy of memory, which only `mem_sync` on the
 //!   allocation itself (not on a view) brings up to date: a missing sync shows as poison;
-//! - runs of several contexts side by side, or one call of another kind: a call that makes, binds, syncs or drops something
-//!   during a run locks the machine up;
-//! - processes with the same [`Options::node`] share one NPU: its address spaces, and one process is in a function at a time;
+//! - runs of several contexts side by side, or one call of another kind: a call that makes, binds,
+//!   syncs or drops something during a run locks the machine up;
+//! - processes with the same [`Options::node`] share one NPU: its address spaces, and one process
+//!   is in a function at a time;
 //! - one run at a time in a context, no splitting of a matmul over cores;
-//! - results are wrong in memory that was not cleaned (`mem_sync` to the device) after it was made, and, with strict
-//!   coherence, in memory that the CPU wrote since;
-//! - 2 GiB for each of 16 I/O domains (the cap of rk-llama.cpp), of which one is attached at a time, one file descriptor for
-//!   each allocation;
+//! - results are wrong in memory that was not cleaned (`mem_sync` to the device) after it was made,
+//!   and, with strict coherence, in memory that the CPU wrote since;
+//! - 2 GiB for each of 16 I/O domains (the cap of rk-llama.cpp), of which one is attached at a
+//!   time, one file descriptor for each allocation;
 //! - types that the chip has but the library gets wrong give zeros.
 //!
 //! The threads that call `run` are the NPU cores: the stand-in starts none. Diagnostics go to the
@@ -93,13 +94,18 @@ pub struct Options {
     pub compute: bool,
     /// Time that each run takes at least.
     pub run_time: Duration,
-    /// `true` if all I/O domains share the addresses of one, as in a kernel whose switch does nothing and succeeds.
-    // SOURCE: rknpu_iommu.c of the vendor's driver: kernels built without CONFIG_NO_GKI have stubs for the switch.
+    /// `true` if all I/O domains share the addresses of one, as in a kernel whose switch does
+    /// nothing and succeeds.
+    // SOURCE: rknpu_iommu.c of the vendor's driver: kernels built without CONFIG_NO_GKI have stubs
+    // for the switch.
     pub one_address_space: bool,
-    /// `true` if weights in a view with an offset are read without it while another run is under way.
-    // SOURCE: pty819/rk-llama.cpp reports wrong results of such views with two driver threads; the cause is not known.
+    /// `true` if weights in a view with an offset are read without it while another run is under
+    /// way.
+    // SOURCE: pty819/rk-llama.cpp reports wrong results of such views with two driver threads; the
+    // cause is not known.
     pub mixed_views: bool,
-    /// The file that stands for the NPU's node, for processes that share it; a machine without one is its process's alone.
+    /// The file that stands for the NPU's node, for processes that share it; a machine without one
+    /// is its process's alone.
     pub node: Option<PathBuf>,
 }
 
@@ -210,7 +216,7 @@ impl Drop for Machine {
     }
 }
 
-/// ChipState that contexts and functions of one machine share.
+/// The state of the chip, which contexts and functions of one machine share.
 #[derive(Debug)]
 struct ChipState {
     options: Options,
@@ -228,7 +234,8 @@ static MACHINES: Slots<ChipState> = Slots::new();
 /// Starts a simulated chip.
 ///
 /// # Errors
-/// [`StartError::NoSlot`] if [`SLOTS`] machines exist, [`StartError::Node`] if the file that stands for the node cannot be used.
+/// [`StartError::NoSlot`] if [`SLOTS`] machines exist, [`StartError::Node`] if the file that stands
+/// for the node cannot be used.
 pub fn start(options: Options) -> Result<Machine, StartError> {
     let node = (options.node.as_deref())
         .map(|path| {

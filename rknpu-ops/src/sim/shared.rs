@@ -1,11 +1,15 @@
-//! A file that stands for the NPU's node: machines with the same file, of any processes, are one NPU.
+//! A file that stands for the NPU's node: machines with the same file, of any processes, are one
+//! NPU.
 //!
-//! - Only one process is in a function at a time, and only while a process has the turn (`node::TURN`). A call that breaks this
-//!   locks the machine up, as runs and other calls of several threads do.
-//! - Memory of all machines takes the addresses of the same I/O domains. The file has the bytes that each machine uses of each
-//!   domain; those of a machine whose process died no longer count, because its lock is gone.
+//! - Only one process is in a function at a time, and only while a process has the turn
+//!   (`node::TURN`). A call that breaks this locks the machine up, as runs and other calls of
+//!   several threads do.
+//! - Memory of all machines takes the addresses of the same I/O domains. The file has the bytes
+//!   that each machine uses of each domain; those of a machine whose process died no longer count,
+//!   because its lock is gone.
 //!
-//! SOURCE: vendor kernel driver 0.9.8, rknpu_iommu.c: the domains are the device's, not an open file's.
+//! SOURCE: vendor kernel driver 0.9.8, rknpu_iommu.c: the domains are the device's, not an open
+//! file's.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
@@ -43,7 +47,7 @@ impl SharedNode {
         let file = match options.open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let file = options.create(true).truncate(false).open(path)?;
-                // Whatever the user's umask is.
+                // Other users' processes open it, too, so the umask may not restrict it.
                 file.set_permissions(Permissions::from_mode(0o666))?;
                 file
             }

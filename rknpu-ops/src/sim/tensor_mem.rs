@@ -87,8 +87,8 @@ pub(super) struct DeviceAllocation {
     map: MmapRaw,
     shadow: Option<RwLock<MmapRaw>>,
     /// No sync has cleaned the lines in which the kernel's zeros lie.
-    // SOURCE: rknpu_iommu.c, driver 0.9.8: objects with LIMIT_IOVA_ALIGNMENT skip the mapping that cleans the caches;
-    // whether librknnrt 2.3.2 sets the flag is not known.
+    // SOURCE: rknpu_iommu.c, driver 0.9.8: objects with LIMIT_IOVA_ALIGNMENT skip the mapping that
+    // cleans the caches; whether librknnrt 2.3.2 sets the flag is not known.
     is_fresh: AtomicBool,
     domain: usize,
     charged: u64,
@@ -240,10 +240,11 @@ impl MemoryRange {
         }
     }
 
-    /// Returns `true` if the CPU's cache has no lines of the first `len` bytes that it would write back over results: they
-    /// were cleaned once, and, as far as can be seen, not written since.
+    /// Returns `true` if the CPU's cache has no lines of the first `len` bytes that it would write
+    /// back over results: they were cleaned once, and, as far as can be seen, not written since.
     ///
-    /// With separate copies, bytes that the CPU has not written are those of the last sync, or poison since a run.
+    /// With separate copies, bytes that the CPU has not written are those of the last sync, or
+    /// poison since a run.
     ///
     /// # Safety
     /// - Nothing writes the range meanwhile.
@@ -274,7 +275,7 @@ impl MemoryRange {
     /// - The CPU does not write the range meanwhile.
     pub(super) unsafe fn cpu_copy(&self, len: usize) -> Option<Vec<u8>> {
         let range = self.first(len)?;
-        // SAFETY: a region lies inside its allocation's mapping.
+        // SAFETY: a region is inside its allocation's mapping.
         let start = unsafe { self.allocation.map.as_ptr().add(range.start) };
         // SAFETY: in bounds, and not written by the caller's promise.
         Some(unsafe { std::slice::from_raw_parts(start, len) }.to_vec())
@@ -290,7 +291,7 @@ impl MemoryRange {
             return;
         }
         let Some(range) = self.first(len) else { return };
-        // SAFETY: a region lies inside its allocation's mapping.
+        // SAFETY: a region is inside its allocation's mapping.
         let start = unsafe { self.allocation.map.as_mut_ptr().add(range.start) };
         // SAFETY: in bounds, and not used by the caller's promise.
         unsafe { start.write_bytes(POISON, len) };

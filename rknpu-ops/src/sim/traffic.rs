@@ -1,11 +1,13 @@
-//! The calls that are under way in a machine: runs of several contexts side by side, or one call of another kind.
+//! The calls that are under way in a machine: runs of several contexts side by side, or one call of
+//! another kind.
 //!
-//! A call that makes, binds, syncs or drops something while a run is under way locks the machine up: that call
-//! and all later ones fail.
+//! A call that makes, binds, syncs or drops something while a run is under way locks the machine
+//! up: that call and all later ones fail.
 //!
-//! SOURCE: airockchip/rknn-toolkit2 issue 533 (librknnrt 2.3.2, driver 0.9.6): memory that one thread makes or frees with
-//! one context while another one runs ends in failed submissions, a lockup and a kernel panic. unimatrix099's fork of
-//! rk-llama.cpp moved the creation of contexts out of the threads that run them.
+//! SOURCE: airockchip/rknn-toolkit2 issue 533 (librknnrt 2.3.2, driver 0.9.6): memory that one
+//! thread makes or frees with one context while another one runs ends in failed submissions, a
+//! lockup and a kernel panic. unimatrix099's fork of rk-llama.cpp moved the creation of contexts
+//! out of the threads that run them.
 //!
 //! Machines that share a node keep the same rule between their processes (`shared`).
 

@@ -1,5 +1,5 @@
-//! The tasks that are known to run on boards. The registers can say more, and an emulator of them computes it, but boards give
-//! garbage or never end such a job.
+//! The tasks that are known to run on boards. The registers can say more, and an emulator of them
+//! computes it, but boards give garbage or never end such a job.
 //!
 //! | | [`Family::Column`] | [`Family::Line`], [`Family::Part`] | [`Family::RowMajor`] |
 //! |---|---|---|---|
@@ -10,9 +10,10 @@
 //! | banks of features | - | ≤ 4 | ≤ 8 |
 //! | banks of all | operands fit whole | weights pass through | weights pass through |
 //!
-//! SOURCE: columns, gregordinary's notes (language models of 3 to 27 billion weights on the vendor's and on Linux's
-//! driver). Lines and row-major, happyme531's notes (a language model on the vendor's driver): with 3072 < K < 4096 and
-//! more rows a job was refused. INT4 sums saturate in INT16 beyond K = 640 with operands in [-7, 7].
+//! SOURCE: columns, gregordinary's notes (language models of 3 to 27 billion weights on the
+//! vendor's and on Linux's driver). Lines and row-major, happyme531's notes (a language model on
+//! the vendor's driver): with 3072 < K < 4096 and more rows a job was refused. INT4 sums saturate
+//! in INT16 beyond K = 640 with operands in [-7, 7].
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Command streams for the NPU of an RK3588: what the vendor's library writes below its functions, written here.
+//! Command streams for the NPU of an RK3588: what the vendor's library writes below its functions,
+//! written here.
 //!
 //! ```text
 //! C[M,N] = A[M,K] * B[K,N]
@@ -9,8 +10,8 @@
 //! [register]  the registers; a word writes one of them: target << 48 | value << 16 | offset
 //! ```
 //!
-//! A task's features are A, its kernels are the columns of B, its results are C, all in the layouts of
-//! [`crate::layout`]. The rows of A are positions of a picture of W x H:
+//! A task's features are A, its kernels are the columns of B, its results are C, all in the layouts
+//! of [`crate::layout`]. The rows of A are positions of a picture of W x H:
 //!
 //! | family | W x H | A and C | used for |
 //! |---|---|---|---|
@@ -19,14 +20,16 @@
 //! | [`Family::Part`] | m x 1 | native, m of more rows | INT8 |
 //! | [`Family::RowMajor`] | 1 x m | rows of K, rows of N | INT8; [`Plan`] makes none |
 //!
-//! Registers keep their values from job to job, also those of other processes, so a stream writes all of them.
+//! Registers keep their values from job to job, also those of other processes, so a stream writes
+//! all of them.
 //!
-//! Nothing here has run on a board. The streams run on the emulated NPU of `tests/vendor/rockchip`, which also executes
-//! what the vendor's library writes in FP16 and INT8.
+//! Nothing here has run on a board. The streams run on the emulated NPU of `tests/vendor/rockchip`,
+//! which also executes what the vendor's library writes in FP16 and INT8.
 //!
-//! SOURCE: for the meaning of registers, src/gallium/drivers/rocket/registers.xml of Mesa 25.3 (MIT). For values, the
-//! public notes of gregordinary (rockchip-npu-notes, CC-BY-4.0), mtx512 and happyme531, whose programs compute right
-//! products on boards; where they leave a choice, all of them agree with the values here.
+//! SOURCE: for the meaning of registers, src/gallium/drivers/rocket/registers.xml of Mesa 25.3
+//! (MIT). For values, the public notes of gregordinary (rockchip-npu-notes, CC-BY-4.0), mtx512 and
+//! happyme531, whose programs compute right products on boards; where they leave a choice, all of
+//! them agree with the values here.
 
 mod envelope;
 mod register;

@@ -18,7 +18,8 @@ pub(super) enum Unit {
 }
 
 impl Unit {
-    // SOURCE: enum "target" of registers.xml; words carry it plus one (emit of rkt_regcmd.c, Mesa 25.3).
+    // SOURCE: enum "target" of registers.xml; words carry it plus one (emit of rkt_regcmd.c, Mesa
+    // 25.3).
     const fn target(self) -> u64 {
         match self {
             Self::Pc => 0x0101,
@@ -92,7 +93,8 @@ registers! {
     Cna 0x1070 CNA_FEATURE_DATA_ADDR;
     // Lengths of bursts.
     Cna 0x1078 CNA_DMA_CON0;
-    // Atoms from line to line, and from the end of a surface's first group of lines to the next surface.
+    // Atoms from line to line, and from the end of a surface's first group of lines to the next
+    // surface.
     Cna 0x107c CNA_DMA_CON1;
     Cna 0x1080 CNA_DMA_CON2;
     // Width and height, and channels, of what is fetched.
@@ -146,7 +148,8 @@ registers! {
     DpuRdma 0x5068 RDMA_WEIGHT;
 }
 
-/// Registers that are 0 in each task, as first and last offset: steps and units that a product has no use for.
+/// Registers that are 0 in each task, as first and last offset: steps and units that a product has
+/// no use for.
 const ZERO_RANGES: [(Unit, u16, u16); 23] = [
     // FC_CON0, FC_CON1, PAD_CON0: no skipped zeros, no offset, no padding.
     (Unit::Cna, 0x1060, 0x1068),

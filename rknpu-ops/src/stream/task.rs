@@ -30,15 +30,16 @@ const TAIL_WORDS: usize = 4;
 pub const STREAM_WORDS: usize = BODY_WORDS + TAIL_WORDS;
 
 /// The amount that a tail gives for the stream after it.
-// SOURCE: the formula of both kernels for the first stream: (body + tail + 1) / 2 - 1 pairs of words
-// (rknpu_job.c of Rockchip's kernel, rocket_job.c of Linux).
+// SOURCE: the formula of both kernels for the first stream: (body + tail + 1) / 2 - 1 pairs of
+// words (rknpu_job.c of Rockchip's kernel, rocket_job.c of Linux).
 #[expect(
     clippy::cast_possible_truncation,
     reason = "a body has some hundred words"
 )]
 const AMOUNT: u32 = (BODY_WORDS / 2 + 1) as u32;
 
-/// GROUP_LINE_OFF of CNA_CONV_CON1: lines are fetched one by one, not in groups of four packed ones.
+/// GROUP_LINE_OFF of CNA_CONV_CON1: lines are fetched one by one, not in groups of four packed
+/// ones.
 const GROUP_LINE_OFF: u32 = 1 << 29;
 
 /// Shape of the rows of A and C to a task. The [module](super) has the table.
@@ -91,9 +92,11 @@ pub struct Task {
 impl Task {
     /// Returns the banks that its operands get.
     ///
-    /// With INT8 in a column, the reader of features goes a bank beyond the last one that they need.
-    // SOURCE: gregordinary's notes: garbage in the last rows of INT8 products such as M = 144, K = 672, unless features
-    // get one more bank; FP16 and pictures of more than one column do not need it.
+    /// With INT8 in a column, the reader of features goes a bank beyond the last one that they
+    /// need.
+    // SOURCE: gregordinary's notes: garbage in the last rows of INT8 products such as M = 144, K =
+    // 672, unless features get one more bank; FP16 and pictures of more than one column do not need
+    // it.
     #[must_use]
     pub fn banks(&self) -> Banks {
         let reads_beyond = self.family == Family::Column && self.arithmetic.operand_bytes(2) == 2;
@@ -143,8 +146,8 @@ impl Task {
     }
 
     /// Returns the lines of features that are fetched before the first product.
-    // SOURCE: gregordinary's notes (m + 1 in a column); happyme531's (2 in a line; row by row as many lines as 64 KiB
-    // hold, made even).
+    // SOURCE: gregordinary's notes (m + 1 in a column); happyme531's (2 in a line; row by row as
+    // many lines as 64 KiB hold, made even).
     fn grains(&self) -> usize {
         match self.family {
             Family::Column => self.rows + 1,
@@ -156,8 +159,9 @@ impl Task {
         }
     }
 
-    /// Returns the atoms from line to line of the features, and from the end of a surface's first group of lines to the
-    /// next surface. Without GROUP_LINE_OFF a group has four lines, with it one.
+    /// Returns the atoms from line to line of the features, and from the end of a surface's first
+    /// group of lines to the next surface. Without GROUP_LINE_OFF a group has four lines, with it
+    /// one.
     fn feature_strides(&self) -> [i64; 2] {
         let [rows, all_rows] = [self.rows, self.all_rows].map(|rows| rows as i64);
         match self.family {
@@ -169,7 +173,8 @@ impl Task {
         }
     }
 
-    /// Returns the bytes from surface to surface of the results, and the atoms that are skipped after each line.
+    /// Returns the bytes from surface to surface of the results, and the atoms that are skipped
+    /// after each line.
     fn result_strides(&self) -> [usize; 2] {
         match self.family {
             Family::Column | Family::Line | Family::Part => [ATOM_BYTES * self.all_rows, 0],
@@ -256,7 +261,8 @@ impl Task {
             (RDMA_DATA_CUBE_HEIGHT, height - 1),
             (RDMA_DATA_CUBE_CHANNEL, n - 1),
             (RDMA_ERDMA_CFG, 1),
-            // Bit 4 disables the reader. SOURCE: gregordinary's notes: without it the job never ends.
+            // Bit 4 disables the reader. SOURCE: gregordinary's notes: without it the job never
+            // ends.
             (RDMA_FEATURE_MODE_CFG, if to_half { 0x7818 } else { 0x7810 }),
             (RDMA_WEIGHT, 0x0101_0101),
         ]

@@ -11,7 +11,8 @@
 //!      +-------+-------+                            +-----------+  is filled up   +-----------+
 //! ```
 //!
-//! If rows are a multiple of 4 and fit into one tile, native A is the only cube, and nothing is copied.
+//! If rows are a multiple of 4 and fit into one tile, native A is the only cube, and nothing is
+//! copied.
 
 use super::envelope::{
     self, COLUMNS_OF_COLUMN, COLUMNS_OF_LINE, FEATURE_BANKS_OF_LINE, K_MAX_OF_LINE, Outside,
@@ -91,8 +92,8 @@ impl Plan {
         })
     }
 
-    /// Returns `true` if tasks read native A and write native C where they are; else [`Self::row_tiles`] are cubes,
-    /// which the caller fills and empties.
+    /// Returns `true` if tasks read native A and write native C where they are; else
+    /// [`Self::row_tiles`] are cubes, which the caller fills and empties.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         self.in_lines || self.row_step == self.m
@@ -233,8 +234,8 @@ fn steps_of_lines(m: usize, k: usize, n: usize) -> (usize, usize) {
     (rows, COLUMNS_OF_LINE.min(n))
 }
 
-/// Returns the rows and columns of a column's tasks: those that make the fewest, and of these the ones with most rows,
-/// because weights are read once for each tile of rows.
+/// Returns the rows and columns of a column's tasks: those that make the fewest, and of these the
+/// ones with most rows, because weights are read once for each tile of rows.
 fn steps_of_columns(arithmetic: Arithmetic, [m, k, n]: [usize; 3]) -> (usize, usize) {
     let group = arithmetic.layout.b.gn;
     let kernel = arithmetic.operand_bytes(k);

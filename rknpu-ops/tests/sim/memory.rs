@@ -246,8 +246,8 @@ fn a_thread_is_refused_while_another_one_is_in_the_library() {
     });
 }
 
-/// Calls `work` on two threads, again and again, until one of them has set `refused`. A busy machine may run the
-/// threads one after the other for a while: they get a minute.
+/// Calls `work` on two threads, again and again, until one of them has set `refused`. A busy
+/// machine may run the threads one after the other for a while: they get a minute.
 fn until_two_meet(refused: &AtomicBool, work: impl Fn() + Sync) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let repeat = || {

@@ -1,4 +1,5 @@
-//! Calls during runs, results in memory that was not cleaned, and machines with trouble of the kernel's.
+//! Calls during runs, results in memory that was not cleaned, and machines with trouble of the
+//! kernel's.
 
 use std::time::Duration;
 

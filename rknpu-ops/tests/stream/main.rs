@@ -1,4 +1,5 @@
-//! Command streams: the value of every register, and that no task leaves what is known to run on boards.
+//! Command streams: the value of every register, and that no task leaves what is known to run on
+//! boards.
 //!
 //! Results of streams are tested where the emulated NPU is: tests/vendor/rockchip.
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
@@ -412,7 +413,8 @@ const MODELS: [(&str, [usize; 4]); 12] = [
     ("gpt-oss-20b", [2880, 2880, 4096, 512]),
 ];
 
-/// Returns the products that the models' weights make in an arithmetic: K in segments, N as one call has it.
+/// Returns the products that the models' weights make in an arithmetic: K in segments, N as one
+/// call has it.
 fn products(k_max: usize, group: usize) -> BTreeSet<(usize, usize)> {
     let pieces = |size: usize, max: usize| {
         let rest = size % max;

@@ -55,8 +55,8 @@ fn announced(text: &str) -> Option<String> {
     if let Some(formula) = formula(sentence) {
         return Some(formula.to_owned());
     }
-    // In a sentence it is the first number, or the result if the sentence is a calculation; in anything else the rest of
-    // the line.
+    // In a sentence it is the first number, or the result if the sentence is a calculation; in
+    // anything else the rest of the line.
     let amounts = sentence
         .split('$')
         .skip(1)
@@ -74,8 +74,9 @@ fn announced(text: &str) -> Option<String> {
     (found.filter(|found| !found.is_empty())).map(str::to_owned)
 }
 
-/// Returns the part of a line before the first full stop or colon that ends a sentence with a number. The full stop of
-/// an abbreviation ends none ("3 lb. + 4 lb."), and neither does the colon of a ratio.
+/// Returns the part of a line before the first full stop or colon that ends a sentence with a
+/// number. The full stop of an abbreviation ends none ("3 lb. + 4 lb."), and neither does the colon
+/// of a ratio.
 fn first_sentence(line: &str) -> &str {
     let is_end = |at: usize, mark: &str| {
         let (head, rest) = (&line[..at], line[at + mark.len()..].trim_start());
@@ -112,16 +113,16 @@ fn defined(text: &str) -> &str {
     }
 }
 
-/// Returns the first number after the last sign of equality of a calculation. A remark may follow it, as in
-/// "3 + 4 = 7 when x = 2".
+/// Returns the first number after the last sign of equality of a calculation. A remark may follow
+/// it, as in "3 + 4 = 7 when x = 2".
 fn result(text: &str) -> Option<&str> {
     let mut signs = text.rmatch_indices('=').take(MAX_EQUALITIES);
     let at = signs.find(|(at, _)| is_calculation(&text[..*at]))?.0;
     first_number(&text[at + 1..])
 }
 
-/// Returns `true` if what stands before a sign of equality is a calculation, and no remark on a number as in
-/// "5 (x = 3)" or "10 when x = 2".
+/// Returns `true` if what stands before a sign of equality is a calculation, and no remark on a
+/// number as in "5 (x = 3)" or "10 when x = 2".
 fn is_calculation(left: &str) -> bool {
     let left = left.to_ascii_lowercase();
     let has_words = left.contains(char::is_alphabetic);
@@ -131,7 +132,8 @@ fn is_calculation(left: &str) -> bool {
     !is_remark && !left.ends_with(['!', '<', '>']) && !ends_with_name(&left) && has_operation(&left)
 }
 
-/// Returns `true` if a text ends with a name after a word, as "at x". A unit is after a number, as "4 m".
+/// Returns `true` if a text ends with a name after a word, as "at x". A unit is after a number, as
+/// "4 m".
 fn ends_with_name(text: &str) -> bool {
     let mut words = text.split_whitespace().rev();
     let (last, before) = (
@@ -198,8 +200,8 @@ fn last_number(text: &str) -> Option<String> {
     numbers(text).last().map(str::to_owned)
 }
 
-/// Iterates over the numbers of a text: digits with a sign, separators, a fraction bar and a percent
-/// sign. A sign after a letter, a digit or a bracket is an operator.
+/// Iterates over the numbers of a text: digits with a sign, separators, a fraction bar and a
+/// percent sign. A sign after a letter, a digit or a bracket is an operator.
 fn numbers(text: &str) -> impl Iterator<Item = &str> {
     let mut from = 0;
     std::iter::from_fn(move || {

@@ -1,6 +1,7 @@
 //! One way to write an answer, of the many that mean the same.
 
-/// Removes what has no meaning of its own: the signs around a formula, spaces and sizes of brackets.
+/// Removes what has no meaning of its own: the signs around a formula, spaces and sizes of
+/// brackets.
 pub fn clean(text: &str) -> String {
     // Bold type around an answer; between numbers the stars are a power.
     let text = text.trim().trim_matches('*').trim_end_matches('.').trim();

@@ -1,7 +1,7 @@
 use super::{Answer, extract};
 
-/// Pairs about which math-verify says something else: it solves equations for a letter, and tells an
-/// integer from a fraction that rounds to it.
+/// Pairs about which math-verify says something else: it solves equations for a letter, and tells
+/// an integer from a fraction that rounds to it.
 const DEVIATIONS: [(&str, &str); 2] = [("2x+y=3", "y=3-2x"), ("5", "5.0000001")];
 
 fn same(a: &str, b: &str) -> bool {

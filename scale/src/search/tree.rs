@@ -19,8 +19,8 @@
 //! 3. With fewer beams than are to be kept, all are.
 //! 4. A tree also ends with a step that has an answer in a box.
 //!
-//! SOURCE: beam_search.py (with `filter_duplicates`) and diverse_verifier_tree_search.py, src/sal/search
-//! of huggingface/search-and-learn.
+//! SOURCE: beam_search.py (with `filter_duplicates`) and diverse_verifier_tree_search.py,
+//! src/sal/search of huggingface/search-and-learn.
 
 use std::collections::HashSet;
 use std::thread;
@@ -306,10 +306,11 @@ fn last_tokens(solutions: &[Solution]) -> usize {
 
 /// Returns `true` if a text ends outside of brackets, formulas and blocks of code.
 fn is_balanced(text: &str) -> bool {
-    // `\\[4pt]` is the end of a row, not the beginning of a formula. A blank keeps the signs around it apart.
+    // `\\[4pt]` is the end of a row, not the beginning of a formula. A blank keeps the signs around
+    // it apart.
     let text = text.replace("\\\\", " ");
     let count = |what: &str| text.matches(what).count();
-    let braces = |plain: &str, escaped: &str| count(plain) - count(escaped);
+    let braces = |bare: &str, escaped: &str| count(bare) - count(escaped);
     braces("{", "\\{") <= braces("}", "\\}")
         && count("\\[") <= count("\\]")
         && count("\\(") <= count("\\)")

@@ -110,8 +110,8 @@ fn the_line_counts_a_token_and_names_what_other_devices_compute() {
     let want = "HEX0: 3 of 5 nodes of a token, in 2 splits; not 2 FFT (unknown); \
                 1 weights elsewhere: b (too large)";
     assert_eq!(line.as_deref(), Some(want));
-    assert_eq!(compute(&coverage, 2, &list), None, "told once");
-    assert_eq!(coverage.end("HEX0", CONTEXT), None, "told once");
+    assert_eq!(compute(&coverage, 2, &list), None, "logged once");
+    assert_eq!(coverage.end("HEX0", CONTEXT), None, "logged once");
 }
 
 /// They counted neither as the device's nor as others', and a token of nothing else had no line.
@@ -129,7 +129,7 @@ fn nodes_that_the_cpu_computes_for_few_rows_are_told() {
     let line = coverage.left_to_cpu("NPU", &product);
     let want = "NPU: 1 of 2 nodes of a token, in 1 split; not 1 MUL_MAT (the CPU is faster with so few rows)";
     assert_eq!(line.as_deref(), Some(want));
-    assert_eq!(coverage.left_to_cpu("NPU", &product), None, "told once");
+    assert_eq!(coverage.left_to_cpu("NPU", &product), None, "logged once");
 
     let coverage = one();
     assert_eq!(coverage.begin_graph("NPU", CONTEXT), None);
@@ -172,7 +172,7 @@ fn a_single_token_is_told_when_its_context_ends() {
     );
 }
 
-/// Nothing told what of an encoder ran where: no token comes after it.
+/// Nothing tells what of an encoder ran where: no token comes after it.
 #[test]
 fn a_graph_of_many_rows_that_writes_nothing_is_told() {
     let coverage = one();
@@ -183,12 +183,12 @@ fn a_graph_of_many_rows_that_writes_nothing_is_told() {
     let want = "HEX0: 2 of 3 nodes of a graph of 7 rows, in 1 split; not 1 FFT (unknown)";
     assert_eq!(line.as_deref(), Some(want));
     assert_eq!(compute(&coverage, 2, &encoder), None);
-    assert_eq!(compute(&coverage, 2, &encoder), None, "told once");
-    // Its decoder's token has a line of its own.
+    assert_eq!(compute(&coverage, 2, &encoder), None, "logged once");
+    // Its decoder's token has a separate line.
     answer(&coverage, "MUL_MAT", &product("k", "a", 1), None);
     assert_eq!(compute(&coverage, 3, &[product("k", "a", 1)]), None);
     assert!(compute(&coverage, 3, &[product("k", "a", 1)]).is_some());
-    assert_eq!(coverage.end("HEX0", CONTEXT), None, "told once");
+    assert_eq!(coverage.end("HEX0", CONTEXT), None, "logged once");
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn each_context_has_its_lines() {
     let line = compute(&coverage, 2, &token);
     let want = "HEX0: 1 of 1 nodes of a graph of 9 rows, in 1 split";
     assert_eq!(line.as_deref(), Some(want));
-    assert!(!coverage.counts(), "the token was told");
+    assert!(!coverage.counts(), "the token was logged");
 }
 
 #[test]

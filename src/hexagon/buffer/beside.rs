@@ -1,11 +1,12 @@
-//! Packed forms of weights that lie in memory which the CPU uses, too.
+//! Packed forms of weights that are in memory which the CPU uses, too.
 //!
-//! Programs that know nothing of packing put weights there, and may read and write them in place at any time. The packed form of
-//! such a weight lies beside it, in other memory, and is used as long as the weight has the bytes that were packed:
+//! Programs that know nothing of packing put weights there, and may read and write them in place at
+//! any time. The packed form of such a weight is beside it, in other memory, and is used as long as
+//! the weight has the bytes that were packed:
 //!
 //! - writes that the buffer or a graph makes end the form;
-//! - writes in place are found by a hash of all bytes, before each graph that uses the form. The graph would clean the same bytes
-//!   from the CPU's caches if it read them.
+//! - writes in place are found by a hash of all bytes, before each graph that uses the form. The
+//!   graph would clean the same bytes from the CPU's caches if it read them.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
@@ -22,8 +23,9 @@ use crate::tensor::{DType, Format};
 
 /// Bytes of one allocation for several forms: each takes one of the few numbers for buffers.
 const AREA_BYTES: usize = 64 << 20;
-/// Graphs in which a weight is multiplied as it lies after a graph has written it, because one that is trained is written by each
-/// graph; and in which a tensor is that may be a weight, because one that holds activations is written before each graph.
+/// Graphs in which a weight is multiplied as it lies after a graph has written it, because one that
+/// is trained is written by each graph; and in which a tensor is that may be a weight, because one
+/// that holds activations is written before each graph.
 const REST: u32 = 2;
 
 /// Most tensors of a buffer of which some may be weights.
@@ -32,7 +34,7 @@ const MOST_FORMS: usize = 4096;
 /// The packed forms beside the tensors of one buffer.
 #[derive(Debug)]
 pub(in crate::hexagon) struct Beside {
-    plain: Arc<Memory>,
+    unpacked: Arc<Memory>,
     /// Bytes of the device's memory that all its forms take.
     sum: Arc<AtomicUsize>,
     contents: Mutex<Contents>,
@@ -74,7 +76,7 @@ struct Form {
 #[derive(Clone, Copy, Debug)]
 enum State {
     /// There is no packed form.
-    Plain,
+    Unpacked,
     /// The form of bytes with this hash.
     Packed { hash: u64, stamp: u64 },
     /// So many graphs more take it as it lies.
@@ -119,14 +121,14 @@ pub(in crate::hexagon) enum Found {
     /// This graph takes it as it lies, a later one may not.
     Later,
     /// It is multiplied as it lies.
-    Plain,
+    Unpacked,
 }
 
 impl Beside {
-    /// Makes an empty set for the tensors in `plain`.
-    pub(super) fn new(device: &HexDevice, plain: &Arc<Memory>) -> Self {
+    /// Makes an empty set for the tensors in `unpacked`.
+    pub(super) fn new(device: &HexDevice, unpacked: &Arc<Memory>) -> Self {
         Self {
-            plain: Arc::clone(plain),
+            unpacked: Arc::clone(unpacked),
             sum: Arc::clone(&device.beside_bytes),
             contents: Mutex::default(),
         }
@@ -148,8 +150,8 @@ impl Beside {
         used: &[Used],
     ) -> Found {
         let span = weights.span();
-        if span.is_empty() || span.end > self.plain.bytes() {
-            return Found::Plain;
+        if span.is_empty() || span.end > self.unpacked.bytes() {
+            return Found::Unpacked;
         }
         let key = Key {
             start: span.start,
@@ -164,7 +166,7 @@ impl Beside {
             stamp,
         } = &mut *contents;
         if !is_weight && forms.len() >= MOST_FORMS && !forms.contains_key(&key) {
-            return Found::Plain;
+            return Found::Unpacked;
         }
         let form = forms.entry(key).or_insert_with(|| Form {
             end: span.end,
@@ -173,16 +175,16 @@ impl Beside {
             is_weight,
             place: None,
             state: if is_weight {
-                State::Plain
+                State::Unpacked
             } else {
                 State::Resting(REST)
             },
         });
         if (form.dtype, form.format) != (weights.dtype, weights.format) {
-            return Found::Plain;
+            return Found::Unpacked;
         }
         match form.state {
-            State::Plain => {}
+            State::Unpacked => {}
             State::Packed { hash, stamp } => {
                 let known = Used { key, stamp };
                 if let Some(place) = &form.place
@@ -197,32 +199,32 @@ impl Beside {
             }
             State::Resting(graphs) => {
                 form.state = match graphs {
-                    0 | 1 => State::Plain,
+                    0 | 1 => State::Unpacked,
                     more => State::Resting(more - 1),
                 };
                 return Found::Later;
             }
-            State::Refused => return Found::Plain,
+            State::Refused => return Found::Unpacked,
         }
-        form.state = State::Plain;
+        form.state = State::Unpacked;
         let place = match &form.place {
             Some(place) => place.clone(),
             None => match self.room(areas, device, layout.bytes()) {
                 Some(place) => place,
-                None => return Found::Plain,
+                None => return Found::Unpacked,
             },
         };
         form.place = Some(place.clone());
         self.clean(&span, is_weight);
         let mut rows = vec![0; span.len()];
-        copy_out(&self.plain, span.start, &mut rows);
+        copy_out(&self.unpacked, span.start, &mut rows);
         if let Some(value) = pack::beyond_f16(layout, weights.dtype, &rows) {
             log::warn!(
                 "{} has the value {value}, beyond F16's range: it is multiplied in FP32, which is slower",
                 weights.name
             );
             form.state = State::Refused;
-            return Found::Plain;
+            return Found::Unpacked;
         }
         pack_all(
             &place.memory,
@@ -252,9 +254,9 @@ impl Beside {
             return Some(Place { memory, offset });
         }
         let taken: usize = areas.iter().map(|area| area.memory.bytes()).sum();
-        let plain_bytes = self.plain.bytes();
+        let ggml_size = self.unpacked.bytes();
         // Forms have about the bytes of their weights: the last area has little that stays unused.
-        let left = plain_bytes.saturating_sub(taken).max(plain_bytes / 32);
+        let left = ggml_size.saturating_sub(taken).max(ggml_size / 32);
         let machine = (device.machine)();
         let sizes = [bytes.max(left.min(AREA_BYTES)), bytes];
         let size = sizes
@@ -283,12 +285,13 @@ impl Beside {
     /// Ends the forms of weights that the program writes.
     pub(super) fn written(&self, range: &Range<usize>) {
         self.touch(range, |is_weight| match is_weight {
-            true => State::Plain,
+            true => State::Unpacked,
             false => State::Resting(REST),
         });
     }
 
-    /// Ends the forms of weights that a graph writes. What is not marked as a weight, such as a cache, is none then.
+    /// Ends the forms of weights that a graph writes. What is not marked as a weight, such as a
+    /// cache, is none then.
     pub(super) fn computed(&self, range: &Range<usize>) {
         self.touch(range, |is_weight| match is_weight {
             true => State::Resting(REST),
@@ -322,7 +325,7 @@ impl Beside {
     /// Makes what the CPU may have written of a weight in place visible; it writes nothing else so.
     fn clean(&self, span: &Range<usize>, is_weight: bool) {
         if is_weight {
-            self.plain.clean(span.clone());
+            self.unpacked.clean(span.clone());
         }
     }
 
@@ -332,7 +335,7 @@ impl Beside {
         (span.clone().step_by(COPY_BYTES)).fold(0, |sum, start| {
             let piece = start..span.end.min(start + COPY_BYTES);
             let first = start - span.start;
-            sum ^ self.plain.read(piece, |bytes| hash_piece(first, bytes))
+            sum ^ self.unpacked.read(piece, |bytes| hash_piece(first, bytes))
         })
     }
 }

@@ -31,7 +31,8 @@ impl Ranges {
         !range.is_empty() && before.is_some_and(|(_, end)| range.start < *end)
     }
 
-    /// Returns the bytes of the process's memory that it holds, as far as a map of the standard library lets one know.
+    /// Returns the bytes of the process's memory that it holds, as far as a map of the standard
+    /// library lets one know.
     pub(in crate::hexagon) fn heap_bytes(&self) -> usize {
         // A node has room for 11 entries and at least half of them, but for a map of one node.
         const NODE_BYTES: usize = 11 * 2 * size_of::<usize>() + 16;

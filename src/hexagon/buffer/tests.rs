@@ -9,7 +9,8 @@ const AT: usize = 4096;
 const K: usize = 64;
 const N: usize = 40;
 
-/// A weight of matrices of `N` rows. One alone in F32 would be multiplied as it lies, if it is as small.
+/// A weight with `N` rows a matrix. F32 gets two matrices, because a single small one is never
+/// packed.
 fn weight(dtype: DType, at: usize) -> Tensor<'static> {
     let row = dtype.row_bytes(K).unwrap();
     let matrices = if dtype == DType::F32 { 2 } else { 1 };
@@ -99,7 +100,7 @@ fn a_weight_that_was_written_over_is_packed_from_its_first_part_on() {
     assert!(!buffer.is_packed(&w));
     buffer.write(&w, row, row, Content::Fill(1)).unwrap();
     assert!(buffer.is_packed(&w));
-    // One that was written over in part stays in ggml's layout until all of it is written.
+    // A weight that was overwritten in part stays in ggml's layout until all of it is written.
     fill(&buffer, &bytes(AT - 100..AT + row));
     buffer.write(&w, row, row, Content::Fill(1)).unwrap();
     assert!(!buffer.is_packed(&w));
@@ -178,7 +179,7 @@ fn a_packed_weight_is_put_back_for_the_cpu() {
     assert_ne!(
         device.changes(),
         before,
-        "remembered graphs name the packed form"
+        "cached graphs name the packed form"
     );
     let mut shown = vec![0; content.len()];
     copy_out(&buffer.memory, AT, &mut shown);
@@ -232,7 +233,7 @@ fn forms_beside_weights_leave_memory_for_others_and_make_way_for_buffers() {
     // Less than an eighth is free.
     device.machine = || (1 << 20, 16 << 20);
     let found = beside.find(&device, &weights, &layout, &[]);
-    assert!(matches!(found, Found::Plain), "{found:?}");
+    assert!(matches!(found, Found::Unpacked), "{found:?}");
     device.machine = || (8 << 20, 16 << 20);
     let Found::Packed(_, used) = beside.find(&device, &weights, &layout, &[]) else {
         panic!("there is room")

@@ -126,7 +126,8 @@ impl AddressSpace {
         }
     }
 
-    /// Notes that a buffer has to be announced before it is mapped next. Returns `false` if it is mapped, which stays as it is.
+    /// Notes that a buffer has to be announced before it is mapped next. Returns `false` if it is
+    /// mapped, which stays as it is.
     pub(super) fn mark_retracted(&mut self, number: Number) -> bool {
         let entry = (self.entries.get_mut(number as usize)).and_then(Option::as_mut);
         let Some(entry) = entry.filter(|entry| !entry.mapped) else {

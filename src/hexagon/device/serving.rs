@@ -22,8 +22,8 @@ const LATER: Duration = Duration::from_millis(10);
 /// Interrupted calls after which a session ends. Each keeps one of the DSP's 255 contexts until the
 /// session is closed, and all programs of the machine share these.
 ///
-/// SOURCE: Linux drivers/misc/fastrpc.c (`FASTRPC_CTX_MAX`; `fastrpc_internal_invoke` keeps the context
-/// of a call that ends with -ERESTARTSYS).
+/// SOURCE: Linux drivers/misc/fastrpc.c (`FASTRPC_CTX_MAX`; `fastrpc_internal_invoke` keeps the
+/// context of a call that ends with -ERESTARTSYS).
 const MOST_INTERRUPTIONS: u32 = 16;
 
 /// The thread that calls the DSP to serve the ring.
@@ -207,8 +207,8 @@ impl Patience {
         self.silent < self.timeout
     }
 
-    /// Returns what one pause can add to the silence: in a longer one this process was stopped (Ctrl-Z, a
-    /// debugger, Android's freezer), and saw nothing of what the DSP did.
+    /// Returns what one pause can add to the silence: in a longer one this process was stopped
+    /// (Ctrl-Z, a debugger, Android's freezer), and saw nothing of what the DSP did.
     fn longest_pause(&self) -> Duration {
         (self.timeout / 8).min(Duration::from_secs(1))
     }

@@ -166,7 +166,7 @@ impl Session {
         inner.memories[index] = Some(Arc::clone(memory));
         let announced = self.announce(&mut inner, number, &[number]);
         if announced.is_err() {
-            inner.forget(number);
+            inner.remove_memory(number);
         }
         announced.map(|()| number)
     }
@@ -175,7 +175,8 @@ impl Session {
     /// full: other memory than that of `numbers` leaves it, longest unused first, and the memory is
     /// announced again.
     ///
-    /// When nothing is left that could leave it, the room of what has left may come when a call ends.
+    /// When nothing is left that could leave it, the room of what has left may come when a call
+    /// ends.
     ///
     /// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c: whatever the kernel answers, `fastrpc_mmap`
     /// returns AEE_EFAILED; issue 137: mappings that were taken back took room for longer.
@@ -235,7 +236,7 @@ impl Session {
     /// Takes a number back; the DSP does not see the memory afterwards.
     pub(super) fn remove(&self, number: Number) {
         let mut inner = self.lock();
-        if !inner.forget(number) || self.is_lost() {
+        if !inner.remove_memory(number) || self.is_lost() {
             return;
         }
         if let Err(error) = self.unmap(&mut inner.ring, &[Change::Unmap { number }]) {
@@ -306,8 +307,8 @@ impl Session {
     /// Submits entries whose buffers, `inner.numbers`, fit into the address space together.
     ///
     /// A mapping that the DSP refuses although it should fit is requested a second time after
-    /// everything that the entries do not name has been unmapped: the address space may be fuller, or
-    /// more fragmented, than assumed.
+    /// everything that the entries do not name has been unmapped: the address space may be fuller,
+    /// or more fragmented, than assumed.
     fn submit_part(
         &self,
         inner: &mut Inner,
@@ -582,8 +583,8 @@ impl Failed {
 }
 
 impl Inner {
-    /// Takes the announcement of memory back that the DSP has unmapped. Its mapping may go when the call ends, and would be
-    /// missing when it is mapped next.
+    /// Takes the announcement of memory back that the DSP has unmapped. Its mapping may go when the
+    /// call ends, and would be missing when it is mapped next.
     fn retract_unmapped(&mut self, number: Number) {
         if let Some(Some(memory)) = self.memories.get(number as usize)
             && self.space.mark_retracted(number)
@@ -592,8 +593,8 @@ impl Inner {
         }
     }
 
-    /// Forgets a number; `true` if the DSP has its memory mapped.
-    fn forget(&mut self, number: Number) -> bool {
+    /// Removes the memory of a number; `true` if the DSP has its memory mapped.
+    fn remove_memory(&mut self, number: Number) -> bool {
         if let Some(memory) = self.memories.get_mut(number as usize) {
             *memory = None;
         }

@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 
 /// Runs `spawn` with all signals blocked in this thread: threads that it starts never get any.
 ///
-/// A driver that waits interruptibly gives a call up when its thread gets a signal, also one that stops and continues the
-/// process.
+/// A driver that waits interruptibly gives a call up when its thread gets a signal, also one that
+/// stops and continues the process.
 pub(crate) fn blocked<T>(spawn: impl FnOnce() -> T) -> T {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();

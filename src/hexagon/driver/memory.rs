@@ -52,10 +52,11 @@ struct Announcement {
     duplicate: Option<OwnedFd>,
 }
 
-/// Numbers of descriptors under which memory is announced in turns: the library may list a number whose mapping the system has
-/// dropped, and refuses it for as long as the session lives.
+/// Numbers of descriptors under which memory is announced in turns: the library may list a number
+/// whose mapping the system has dropped, and refuses it for as long as the session lives.
 ///
-/// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_munmap` keeps its entry when the kernel answers EINVAL).
+/// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_munmap` keeps its entry when the kernel
+/// answers EINVAL).
 const MOST_NUMBERS: usize = 256;
 
 /// State of a library's allocator.
@@ -66,9 +67,9 @@ pub(super) struct Heap {
 }
 
 impl FastRpc {
-    /// Allocates shared memory. If the very first allocation fails, the allocator is made ready, as programs for old Android
-    /// libraries do, and asked again. That is done once, while nothing is allocated: newer libraries are ready, and would forget
-    /// what they have allocated.
+    /// Allocates shared memory. If the very first allocation fails, the allocator is made ready, as
+    /// programs for old Android libraries do, and asked again. That is done once, while nothing is
+    /// allocated: newer libraries are ready, and would forget what they have allocated.
     fn allocate(&self, bytes: c_int) -> Option<NonNull<u8>> {
         let mut heap = self.heap.lock().unwrap_or_else(PoisonError::into_inner);
         if heap.is_ready {
@@ -199,8 +200,9 @@ impl Rpcmem {
     ///
     /// The system may have dropped the mapping when a call ended in which the DSP has unmapped it.
     ///
-    /// SOURCE: Linux drivers/misc/fastrpc.c, `fastrpc_put_args`; qualcomm/fastrpc src/fastrpc_mem.c, `fastrpc_munmap`:
-    /// AEE_ENOSUCHMAP for what is not in its list, AEE_EUNSUPPORTED for what is not in the kernel's.
+    /// SOURCE: Linux drivers/misc/fastrpc.c, `fastrpc_put_args`; qualcomm/fastrpc
+    /// src/fastrpc_mem.c, `fastrpc_munmap`: AEE_ENOSUCHMAP for what is not in its list,
+    /// AEE_EUNSUPPORTED for what is not in the kernel's.
     fn retract(&self) {
         const GONE: [c_int; 3] = [code::SUCCESS, code::ENOSUCHMAP, code::EUNSUPPORTED];
         let number = self.number();
@@ -250,8 +252,8 @@ impl Drop for Rpcmem {
         let announcement = (self.announcement.get_mut()).unwrap_or_else(PoisonError::into_inner);
         if announcement.is_there && self.is_open.load(Ordering::Acquire) {
             std::mem::forget(announcement.duplicate.take());
-            // Linux finds a mapping by the number of its descriptor: if this one were closed, the next
-            // buffer with its number would have this memory on the DSP.
+            // Linux finds a mapping by the number of its descriptor: if this one were closed, the
+            // next buffer with its number would have this memory on the DSP.
             // SOURCE: drivers/misc/fastrpc.c, `fastrpc_map_lookup`.
             log::debug!(
                 "{} stay allocated: the system has them mapped for the DSP",
@@ -352,7 +354,8 @@ impl SharedMemory {
         self.memory.retract();
     }
 
-    /// Returns the number of the descriptor by which the DSP maps it; announcing the memory may change it.
+    /// Returns the number of the descriptor by which the DSP maps it; announcing the memory may
+    /// change it.
     #[must_use]
     pub fn fd(&self) -> c_int {
         self.memory.number()
@@ -446,8 +449,8 @@ impl SharedMemory {
     }
 }
 
-/// Cache operations on the lines of places, each a start and its bytes, on processors that have them for
-/// programs. All are carried out when it returns.
+/// Cache operations on the lines of places, each a start and its bytes, on processors that have
+/// them for programs. All are carried out when it returns.
 #[cfg(target_arch = "aarch64")]
 pub(super) fn maintain_cache(places: impl Iterator<Item = (*const u8, usize)>, clean: bool) {
     /// Smallest cache line of any AArch64 processor on a chip with a Hexagon.
@@ -457,12 +460,12 @@ pub(super) fn maintain_cache(places: impl Iterator<Item = (*const u8, usize)>, c
         let first = start.addr() / LINE * LINE;
         for line in (first..start.addr() + bytes).step_by(LINE) {
             if clean {
-                // SAFETY: writes back a cache line, which changes no memory as the CPU sees it. Linux
-                // allows it to programs.
+                // SAFETY: writes back a cache line, which changes no memory as the CPU sees it.
+                // Linux allows it to programs.
                 unsafe { std::arch::asm!("dc cvac, {0}", in(reg) line, options(nostack)) };
             } else {
-                // SAFETY: writes back and drops a cache line; the caller's memory is shared, and there
-                // are no references to it.
+                // SAFETY: writes back and drops a cache line; the caller's memory is shared, and
+                // there are no references to it.
                 unsafe { std::arch::asm!("dc civac, {0}", in(reg) line, options(nostack)) };
             }
         }
@@ -471,7 +474,8 @@ pub(super) fn maintain_cache(places: impl Iterator<Item = (*const u8, usize)>, c
     unsafe { std::arch::asm!("dsb sy", options(nostack)) };
 }
 
-/// No other processor shares a chip with a Hexagon. The places are still looked at, which checks them.
+/// No other processor shares a chip with a Hexagon. The places are still looked at, which checks
+/// them.
 #[cfg(not(target_arch = "aarch64"))]
 pub(super) fn maintain_cache(places: impl Iterator<Item = (*const u8, usize)>, _clean: bool) {
     places.for_each(drop);

@@ -17,8 +17,8 @@ use crate::hexagon::caps::HexRates;
 /// Modelled cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Packets of the kernels that read the weights: dot products, or dequantizing and what surrounds a
-    /// tile on the matrix unit.
+    /// Packets of the kernels that read the weights: dot products, or dequantizing and what
+    /// surrounds a tile on the matrix unit.
     pub weight_packets: f64,
     /// Bytes of weights that come from memory.
     pub weight_bytes: u64,
@@ -77,8 +77,8 @@ impl Packets {
     }
 }
 
-// SOURCE: hexagon-ops/tests/packets.txt, `gemv_2x1`, `gemv_1x2` and `dequantize` of v68, v73 and v79.
-// F16 weights go to the matrix unit as they are.
+// SOURCE: hexagon-ops/tests/packets.txt, `gemv_2x1`, `gemv_1x2` and `dequantize` of v68, v73 and
+// v79. F16 weights go to the matrix unit as they are.
 fn packets(arch: u32, weight: WeightType) -> Packets {
     let [one_row, two_rows, dequantize] = match (weight, arch) {
         (WeightType::F16, _) => [0.0, 0.0, 0.0],
@@ -135,7 +135,8 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
     }
 }
 
-/// Returns the packets that dot products of one or two rows of activations take for a tile of weights.
+/// Returns the packets that dot products of one or two rows of activations take for a tile of
+/// weights.
 #[must_use]
 pub fn packets_of_dots(arch: u32, weight: WeightType, rows: usize) -> f64 {
     packets(arch, weight).dots[rows - 1]
@@ -144,15 +145,15 @@ pub fn packets_of_dots(arch: u32, weight: WeightType, rows: usize) -> f64 {
 /// Packets for each tile of weights that a product of few rows takes on the matrix unit beside
 /// dequantizing, and dot products do not: for activations, the unit and results.
 ///
-/// SOURCE: hexagon-ops/tests/packets.txt, `whole_mul_mat_q4_0_m4` less `dequantize_q4_0`, less the same
-/// difference of `whole_mul_mat_q4_0_m2` and `gemv_1x2_q4_0`: 5.12 on v73, 5.27 on v79.
+/// SOURCE: hexagon-ops/tests/packets.txt, `whole_mul_mat_q4_0_m4` less `dequantize_q4_0`, less the
+/// same difference of `whole_mul_mat_q4_0_m2` and `gemv_1x2_q4_0`: 5.12 on v73, 5.27 on v79.
 const PACKETS_BESIDE_TILE: f64 = 5.2;
 
 /// Returns the products that dot products compute with this type of weights on `threads` threads:
 /// those for which they take fewer packets than tiles on the matrix unit.
 ///
-/// The matrix unit takes activations in FP16, and so is one of the ways to have 16 bits. `Auto` is 16
-/// bits where one row of these takes no longer than one of 8 at the device's `rates`.
+/// The matrix unit takes activations in FP16, and so is one of the ways to have 16 bits. `Auto` is
+/// 16 bits where one row of these takes no longer than one of 8 at the device's `rates`.
 #[must_use]
 pub fn dots(
     arch: u32,
@@ -348,7 +349,8 @@ pub fn passed_on(body: &wire::MatMul) -> u64 {
 pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
     let (weights, matrices, rows, dots) = match command {
         Command::MulMat(body, weights) => {
-            // Planes that share a matrix are one product, as if their rows always followed one another.
+            // Planes that share a matrix are one product, as if their rows always followed one
+            // another.
             let rows = body.m as usize * body.planes[0] as usize * body.planes[1] as usize;
             let matrices = weights.count();
             (weights, matrices, rows / matrices.max(1), body.dots)
@@ -382,7 +384,8 @@ fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize, dot
     let tiles = layout.k_tiles() * layout.n_strips();
     let of_tile = tile(arch, weight, rows, dots);
     let m_tiles = rows.div_ceil(32);
-    // Weights are read and dequantized once for each part of M that fits into VTCM, and once by dot products.
+    // Weights are read and dequantized once for each part of M that fits into VTCM, and once by dot
+    // products.
     let times = if of_tile.tile_products == 0 {
         1
     } else {

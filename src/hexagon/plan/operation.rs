@@ -102,7 +102,8 @@ fn params(operation: &Operation) -> Result<[u32; PARAMS], Refusal> {
     match (operation.op, &operation.src[0]) {
         // SOURCE: ggml.h, ggml_sort_order: descending is 1.
         (Op::TopK, _) => params[0] = 1,
-        // SOURCE: ggml_dsv4_hc_pre of ggml 0.25.3 sets a factor; that of 0.21 has none, and multiplies by 1.
+        // SOURCE: ggml_dsv4_hc_pre of ggml 0.25.3 sets a factor; that of 0.21 has none, and
+        // multiplies by 1.
         (Op::Dsv4HcPre, _) if params[0] == 0 => return Err("this version of ggml gives no factor"),
         (Op::Im2col, Some(weights)) => {
             let [width, height, ..] = weights.shape.ne;

@@ -62,8 +62,8 @@ fn group_norm<'a>(operation: &Operation<'a>) -> Operation<'a> {
 
 /// Returns RWKV_WKV6; for the loader's question, with sizes that fit.
 ///
-/// SOURCE: llama.cpp 0.5.0, llama-model-loader.cpp, `weight_buft_supported`: 123 heads of 123 elements whatever the weight's
-/// shape is, and a state of four dimensions, which no graph has.
+/// SOURCE: llama.cpp 0.5.0, llama-model-loader.cpp, `weight_buft_supported`: 123 heads of 123
+/// elements whatever the weight's shape is, and a state of four dimensions, which no graph has.
 fn wkv6<'a>(operation: &Operation<'a>) -> Operation<'a> {
     let mut real = *operation;
     if let [Some(k), _, _, Some(first), _, Some(state), ..] = &mut real.src

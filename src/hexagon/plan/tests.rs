@@ -140,7 +140,7 @@ fn products_whose_operands_do_not_fit_are_refused() {
     );
 }
 
-/// One panel of weights and the rows of activations lie in it together.
+/// One panel of weights and the rows of activations are in it together.
 #[test]
 fn rows_that_the_vtcm_does_not_take_are_refused() {
     let is_planned = |vtcm_bytes, k| {
@@ -202,7 +202,7 @@ fn what_packed_weights_do_not_take_is_a_product_of_plain_tensors() {
             true,
         )
     };
-    for (place, dtype, is_plain) in [
+    for (place, dtype, is_planned) in [
         (Place::Unknown, DType::F16, true),
         (Place::Packed, DType::Bf16, true),
         (Place::Packed, DType::F16, false),
@@ -210,10 +210,10 @@ fn what_packed_weights_do_not_take_is_a_product_of_plain_tensors() {
         let planned = plan(place, dtype);
         assert_eq!(
             matches!(planned, Ok(Command::Tensor(_))),
-            is_plain,
+            is_planned,
             "{dtype:?}"
         );
-        assert_eq!(planned.is_ok(), is_plain, "{dtype:?}");
+        assert_eq!(planned.is_ok(), is_planned, "{dtype:?}");
     }
 }
 
@@ -253,7 +253,8 @@ fn operations_reach_their_kernels_with_their_parameters() {
     let operands = [body.dst, body.q, body.k, body.v].map(|operand| operand.buffer);
     assert_eq!(operands, [0, 1, 2, 3]);
 
-    // A window of 3 × 2, or of 3 × 2 × 5, over two channels; the size of the result says how often it fits.
+    // A window of 3 × 2, or of 3 × 2 × 5, over two channels; the size of the result says how often
+    // it fits.
     let plane = [1, 1, 0, 0, 1, 1, 1];
     let line = [1, 0, 0, 0, 1, 0, 0];
     let volume = [1, 1, 1, 0, 0, 0, 1, 1, 1, 2];
@@ -308,7 +309,7 @@ fn operations_reach_their_kernels_with_their_parameters() {
     apart.src[0].as_mut().unwrap().shape.nb = [8, 64, 256, 256];
     assert!(tensor_op(&apart).is_none());
 
-    // ggml rounds what is between to BF16.
+    // ggml rounds the intermediate result to BF16.
     let bf16 = |ne| tensor(DType::Bf16, ne);
     let [wide, narrow] = [[64, 4, 1, 1], [32, 4, 1, 1]];
     for (op, dst, from, is_planned) in [

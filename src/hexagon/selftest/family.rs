@@ -87,14 +87,14 @@ pub(super) fn copies(npu: &HexNpu) -> Result<Vec<Outcome>> {
     let mut sheet = Sheet::new(npu)?;
     let x = random(D * ROWS, 0);
     let a = sheet.floats(&[D, ROWS], &x);
-    let plain = each(&x, |x| x);
+    let unchanged = each(&x, |x| x);
     let dst = (TYPE_F16, &[D, ROWS][..]);
     sheet.op(
         "COPY to F16",
         (wire::KERNEL_COPY, [0; 16]),
         dst,
         &[a],
-        (plain, F16),
+        (unchanged, F16),
     );
     let places = [3, 0, 4];
     let named = sheet.numbers(&places);

@@ -1,9 +1,9 @@
-//! Products with packed weights of every type, through the dot products with activations of 8 and of 16
-//! bits (M of 1 and 2), and the matrix unit (M up to 65).
+//! Products with packed weights of every type, through the dot products with activations of 8 and
+//! of 16 bits (M of 1 and 2), and the matrix unit (M up to 65).
 
 use hexagon_ops::layout::{MatrixLayout, WeightType};
 use hexagon_ops::ops::matmul::Dots;
-use hexagon_ops::wire::{self, Command, Plain, Weights};
+use hexagon_ops::wire::{self, Command, RowsF32, Weights};
 
 use super::{Outcome, weights};
 use crate::error::Result;
@@ -29,8 +29,8 @@ const FEWER_ROWS: [usize; 3] = [1, 2, 3];
 /// Returns the largest normalized mean square error.
 ///
 /// Dot products take activations in 8 bits for each group of 32: with uniform numbers the step is
-/// 1/127 of the group's largest, an error of (1/127)^2/12 / (1/3) = 1.5e-5; a second digit divides it
-/// by 254^2. The matrix unit takes FP16 and gives FP16, below 1e-6.
+/// 1/127 of the group's largest, an error of (1/127)^2/12 / (1/3) = 1.5e-5; a second digit divides
+/// it by 254^2. The matrix unit takes FP16 and gives FP16, below 1e-6.
 fn limit(m: usize, weight: WeightType, dots: Dots) -> f64 {
     if m <= Dots::MOST_ROWS && weight != WeightType::F16 && dots != Dots::TwoDigits {
         1e-4
@@ -67,7 +67,7 @@ pub(super) fn test(npu: &HexNpu) -> Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-/// A product whose operands lie in one buffer: packed weights, activations, results.
+/// A product whose operands are in one buffer: packed weights, activations, results.
 #[derive(Clone, Copy, Debug)]
 pub struct OneBufferProduct {
     weight: WeightType,
@@ -128,7 +128,7 @@ impl OneBufferProduct {
     #[must_use]
     pub fn batch(&self, buffer: &DeviceBuffer) -> Batch {
         let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
-        let plain = |offset: usize, row: usize| Plain {
+        let rows_f32 = |offset: usize, row: usize| RowsF32 {
             buffer: buffer.number(),
             reserved: 0,
             offset: offset as u64,
@@ -143,8 +143,8 @@ impl OneBufferProduct {
                 n: size(self.layout.n()),
                 slices: [1, 1],
             },
-            act: plain(self.act_at(), self.k),
-            dst: plain(self.dst_at(), self.layout.n()),
+            act: rows_f32(self.act_at(), self.k),
+            dst: rows_f32(self.dst_at(), self.layout.n()),
             m: size(self.m),
             planes: [1, 1],
             dots: self.dots as u32,

@@ -1,12 +1,13 @@
-//! The speed of a device: two products whose packets and bytes are known, timed by the DSP's own clock.
+//! The speed of a device: two products whose packets and bytes are known, timed by the DSP's own
+//! clock.
 //!
 //! | product of zeros | its time is that of |
 //! |---|---|
 //! | Q8_0, one row, activations of 8 bits | the weights from memory: 1088 bytes of a tile for 10 packets |
 //! | Q2_K, two rows | the vector threads: 32 to 34 packets for the 336 bytes of a tile |
 //!
-//! What was measured is kept in a file, because a product near the border between two kernels would else be computed in one way
-//! today and in the other way tomorrow, with other digits.
+//! What was measured is kept in a file, because a product near the border between two kernels would
+//! else be computed in one way today and in the other way tomorrow, with other digits.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -25,16 +26,19 @@ use crate::hexagon::plan::cost;
 pub mod kept;
 
 /// Rows and columns of the weights: more bytes than the caches before the DSP have.
-// SOURCE: the system cache of Snapdragon 8 Gen 3 has 12 MB (Qualcomm's product brief); Q8_0 takes 17.8 MB.
+// SOURCE: the system cache of Snapdragon 8 Gen 3 has 12 MB (Qualcomm's product brief); Q8_0 takes
+// 17.8 MB.
 const SIZE: usize = 4096;
 
 /// Times that a product is timed; the median counts.
 const TIMES: usize = 5;
 
-/// Packets of a thread in a microsecond, or bytes in a nanosecond: rates beyond these are no measurement, not even of an emulator.
+/// Packets of a thread in a microsecond, or bytes in a nanosecond: rates beyond these are no
+/// measurement, not even of an emulator.
 const PLAUSIBLE: RangeInclusive<f64> = 0.001..=100_000.0;
 
-/// Returns the rates of a device that are kept in `file`, or measures them and keeps them there. Without a file, those of
+/// Returns the rates of a device that are kept in `file`, or measures them and keeps them there.
+/// Without a file, those of
 /// [`caps::FITTED`]: with rates that are measured at each start, the same question could have another answer each time. `name`
 /// is the device's in log lines.
 ///
@@ -70,7 +74,8 @@ pub fn of(npu: &HexNpu, name: &str, power: Power, file: Option<&Path>) -> Result
     }
 }
 
-/// Measures the rates of memory and of the vector threads. The matrix unit's is that of the chip table.
+/// Measures the rates of memory and of the vector threads. The matrix unit's is that of the chip
+/// table.
 ///
 /// Takes a few milliseconds on a device. `None` if the clock says nothing that can be true.
 ///

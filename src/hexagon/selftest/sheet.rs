@@ -120,7 +120,7 @@ impl Sheet {
         (want, limit): (Vec<f64>, f64),
     ) {
         let dst = self.place(TYPE_F32, ne, &[]);
-        // All strides lie in the buffer.
+        // All strides are in the buffer.
         let narrow = |tensor| NarrowTensor::new(tensor).unwrap_or(NarrowTensor::zeroed());
         let mut body = WideOp {
             kernel,

@@ -80,8 +80,8 @@ fn ggml(weight: WeightType) -> Option<GgmlType> {
     })
 }
 
-/// Gives a block of random bytes scales of about the same size as those of other blocks, and minima about which its
-/// levels are even.
+/// Gives a block of random bytes scales of about the same size as those of other blocks, and minima
+/// about which its levels are even.
 // SOURCE: block structures of ggml-common.h, llama.cpp 0.5.0.
 fn set_scales(weight: WeightType, block: &mut [u8], numbers: &mut impl Iterator<Item = f32>) {
     // Levels of super-blocks have scales of 4 to 8 bits beside these.

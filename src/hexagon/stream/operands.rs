@@ -2,14 +2,14 @@
 
 use half::f16;
 use hexagon_ops::serve;
-use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
+use hexagon_ops::wire::{self, Command as Wire, RowsF32, Weights};
 
 use super::super::buffer::{PlaceBeside, pack_all, put};
 use super::super::layout::WeightLayout;
 use super::super::plan::cost::Cost;
 use super::super::{HexBuffer, pack};
 use super::submission::Step;
-use super::{Graphs, Home, Result, accepted, no_memory, offset, operand, refused, word};
+use super::{Graphs, OperandBuffer, Result, accepted, no_memory, offset, operand, refused, word};
 use crate::graph::{Op, Operation, Role, Tensor};
 use crate::tensor::DType;
 
@@ -20,7 +20,7 @@ impl Graphs {
         weights: &mut Weights,
         layout: &WeightLayout,
         operation: &Operation,
-        home: Home,
+        buffer: OperandBuffer,
         beside: Option<PlaceBeside>,
     ) -> Result<()> {
         if let Some(place) = beside {
@@ -29,11 +29,11 @@ impl Graphs {
             return Ok(());
         }
         let src0 = operand(operation, 0)?;
-        let home = home.ok_or_else(|| no_memory(&src0))?;
-        (weights.buffer, weights.offset) = match home.find(&src0) {
+        let buffer = buffer.ok_or_else(|| no_memory(&src0))?;
+        (weights.buffer, weights.offset) = match buffer.find(&src0) {
             // Nothing in a buffer with packed tensors is the CPU's to see.
-            Some(_) => (self.current.input(&src0, home), offset(&src0)),
-            None => (self.pack_at_use(layout, &src0, home)?, 0),
+            Some(_) => (self.current.input(&src0, buffer), offset(&src0)),
+            None => (self.pack_at_use(layout, &src0, buffer)?, 0),
         };
         Ok(())
     }
@@ -41,40 +41,40 @@ impl Graphs {
     /// Fills in where activations are: F16 ones are converted first.
     pub(super) fn place_activations(
         &mut self,
-        act: &mut Plain,
+        act: &mut RowsF32,
         step: Step,
         operation: &Operation,
-        home: Home,
+        buffer: OperandBuffer,
     ) -> Result<()> {
         let src1 = operand(operation, 1)?;
         if src1.dtype == DType::F16 {
-            *act = self.convert(step, &src1, home)?;
+            *act = self.convert(step, &src1, buffer)?;
             return Ok(());
         }
-        self.place_rows(act, &src1, home)
+        self.place_rows(act, &src1, buffer)
     }
 
     /// Fills in where an operand is that is read as it lies.
     pub(super) fn place_rows(
         &mut self,
-        rows: &mut Plain,
+        rows: &mut RowsF32,
         tensor: &Tensor,
-        home: Home,
+        buffer: OperandBuffer,
     ) -> Result<()> {
-        let home = home.ok_or_else(|| no_memory(tensor))?;
-        (rows.buffer, rows.offset) = (self.current.input(tensor, home), offset(tensor));
+        let buffer = buffer.ok_or_else(|| no_memory(tensor))?;
+        (rows.buffer, rows.offset) = (self.current.input(tensor, buffer), offset(tensor));
         Ok(())
     }
 
     /// Fills in where the result goes.
     pub(super) fn place_result(
         &mut self,
-        rows: &mut Plain,
+        rows: &mut RowsF32,
         tensor: &Tensor,
-        home: Home,
+        buffer: OperandBuffer,
     ) -> Result<()> {
-        let home = home.ok_or_else(|| no_memory(tensor))?;
-        (rows.buffer, rows.offset) = (self.current.result(tensor, home), offset(tensor));
+        let buffer = buffer.ok_or_else(|| no_memory(tensor))?;
+        (rows.buffer, rows.offset) = (self.current.result(tensor, buffer), offset(tensor));
         Ok(())
     }
 
@@ -83,9 +83,9 @@ impl Graphs {
         &mut self,
         layout: &WeightLayout,
         src0: &Tensor,
-        home: &HexBuffer,
+        buffer: &HexBuffer,
     ) -> Result<u32> {
-        // A view may repeat its rows, and be larger than the memory that it lies in.
+        // A view may repeat its rows, and be larger than the memory that it is in.
         if layout.bytes() > self.device.max_tensor_bytes {
             return Err(refused(&format!(
                 "{} takes {} bytes packed, and a buffer has at most {}",
@@ -94,11 +94,13 @@ impl Graphs {
                 self.device.max_tensor_bytes
             )));
         }
-        // Earlier commands may compute the weights: a graph writes a cache, then multiplies with it.
+        // Earlier commands may compute the weights: a graph writes a cache, then multiplies with
+        // it.
         self.run_pending()?;
-        let rows = gather(src0, home, pack::row_bytes(layout, src0.dtype));
-        // Computed values are data, as on the CPU. What was written from outside comes here only for experts, as other
-        // products take it in FP32; behind ggml's RPC server no tensor is known as a weight.
+        let rows = gather(src0, buffer, pack::row_bytes(layout, src0.dtype));
+        // A computed tensor may hold any value and is rounded as on the CPU. A tensor that the
+        // program wrote comes here only as expert weights; other products of such values run in
+        // FP32. ggml's RPC server marks no tensor as a weight, so the role cannot tell.
         if src0.role != Role::Result
             && let Some(value) = pack::beyond_f16(layout, src0.dtype, &rows)
         {
@@ -113,21 +115,21 @@ impl Graphs {
     }
 
     /// Has the device turn activations in F16 to F32 in memory of the submission.
-    fn convert(&mut self, mut step: Step, act: &Tensor, home: Home) -> Result<Plain> {
-        let home = home.ok_or_else(|| no_memory(act))?;
+    fn convert(&mut self, mut step: Step, act: &Tensor, buffer: OperandBuffer) -> Result<RowsF32> {
+        let buffer = buffer.ok_or_else(|| no_memory(act))?;
         let [k, m, p2, p3] = act.shape.ne;
         let strides = [4, k * 4, k * m * 4, k * m * p2 * 4].map(|stride| stride as u64);
-        let plain = |buffer| Plain {
-            buffer,
+        let rows_f32 = |number| RowsF32 {
+            buffer: number,
             reserved: 0,
             offset: 0,
             strides: [strides[1], strides[2], strides[3]],
         };
         let bytes = k * m * p2 * p3 * 4;
-        if home.is_packed(act) {
+        if buffer.is_packed(act) {
             // If everything is packed, so are activations that the program wrote: only the host
             // reads them. No earlier command writes them: it would have found them put back.
-            let halves = gather(act, home, k * 2);
+            let halves = gather(act, buffer, k * 2);
             self.current.once = true;
             let halves = halves.as_chunks().0.iter();
             let floats: Vec<_> = halves
@@ -135,17 +137,17 @@ impl Graphs {
                 .collect();
             let scratch = self.current.scratch(&self.device.npu, bytes)?;
             put(scratch, 0, floats.as_flattened());
-            return Ok(plain(scratch.number()));
+            return Ok(rows_f32(scratch.number()));
         }
         let to = (self.current.scratch(&self.device.npu, bytes)?).number();
-        let tensor = |buffer, dtype, offset, nb| wire::Tensor {
-            buffer,
+        let tensor = |number, dtype, offset, nb| wire::Tensor {
+            buffer: number,
             dtype,
             offset,
             ne: act.shape.ne.map(word),
             nb,
         };
-        let from = self.current.input(act, home);
+        let from = self.current.input(act, buffer);
         let mut body = wire::TensorOp {
             kernel: wire::KERNEL_COPY,
             dst: tensor(to, wire::TYPE_F32, 0, strides),
@@ -157,21 +159,21 @@ impl Graphs {
         step.ops = [Some(Op::Cpy), None, None];
         step.cost = Cost::default();
         self.current.push(step, Wire::new(0, &body), &[to, from]);
-        Ok(plain(to))
+        Ok(rows_f32(to))
     }
 }
 
 /// Returns the rows of a tensor, one after another.
-fn gather(tensor: &Tensor, home: &HexBuffer, row_bytes: usize) -> Vec<u8> {
+fn gather(tensor: &Tensor, buffer: &HexBuffer, row_bytes: usize) -> Vec<u8> {
     let mut rows = vec![0; tensor.shape.rows() * row_bytes];
     let ([_, n1, n2, _], nb) = (tensor.shape.ne, tensor.shape.nb);
     if tensor.shape.is_contiguous(tensor.dtype) {
-        home.get(tensor, 0, &mut rows);
+        buffer.get(tensor, 0, &mut rows);
         return rows;
     }
     for (index, row) in rows.chunks_exact_mut(row_bytes.max(1)).enumerate() {
         let (i1, i2, i3) = (index % n1, index / n1 % n2, index / n1 / n2);
-        home.get(tensor, i1 * nb[1] + i2 * nb[2] + i3 * nb[3], row);
+        buffer.get(tensor, i1 * nb[1] + i2 * nb[2] + i3 * nb[3], row);
     }
     rows
 }

@@ -1,4 +1,5 @@
-//! Commands of graphs in a file, with all that is needed to execute them elsewhere: `GGML_RUST_NPU_TRACE=graphs.commands`.
+//! Commands of graphs in a file, with all that is needed to execute them elsewhere:
+//! `GGML_RUST_NPU_TRACE=graphs.commands`.
 //!
 //! A graph is one line of JSON:
 //!
@@ -11,7 +12,8 @@
 //!   "commands": [{ "node", "ops", "ne", "command": "512 bytes in hexadecimal" }, ...] }
 //! ```
 //!
-//! Nothing is computed: graphs of large models are recorded as fast as they are planned. So only a simulated device records.
+//! Nothing is computed: graphs of large models are recorded as fast as they are planned. So only a
+//! simulated device records.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -146,10 +148,10 @@ impl Nodes {
         src: &[Option<&HexBuffer>],
     ) {
         let operands: Vec<String> = (operation.src.iter().zip(src))
-            .map(|(tensor, home)| {
+            .map(|(tensor, buffer)| {
                 tensor
                     .as_ref()
-                    .map_or("null".to_owned(), |tensor| described(tensor, *home))
+                    .map_or("null".to_owned(), |tensor| described(tensor, *buffer))
             })
             .collect();
         self.text.push(format!(
@@ -159,11 +161,11 @@ impl Nodes {
             described(&operation.dst, dst),
             operands.join(",")
         ));
-        for (tensor, home) in operation.src.iter().zip(src) {
-            let (Some(tensor), Some(home)) = (tensor, home) else {
+        for (tensor, buffer) in operation.src.iter().zip(src) {
+            let (Some(tensor), Some(buffer)) = (tensor, buffer) else {
                 continue;
             };
-            let bytes = (home.memory.number(), tensor.span());
+            let bytes = (buffer.memory.number(), tensor.span());
             let is_known = |known: &Bytes| {
                 known.0 == bytes.0 && known.1.start < bytes.1.end && bytes.1.start < known.1.end
             };
@@ -173,9 +175,9 @@ impl Nodes {
                 self.inputs.push(bytes);
             }
         }
-        if let Some(home) = dst {
+        if let Some(buffer) = dst {
             self.written
-                .push((home.memory.number(), operation.dst.span()));
+                .push((buffer.memory.number(), operation.dst.span()));
         }
     }
 }
@@ -193,7 +195,7 @@ fn hex(bytes: &[u8]) -> String {
     text
 }
 
-fn described(tensor: &Tensor, home: Option<&HexBuffer>) -> String {
+fn described(tensor: &Tensor, buffer: Option<&HexBuffer>) -> String {
     let kind = match (tensor.format, tensor.dtype) {
         (Some(format), _) => format!("{format:?}"),
         (
@@ -205,8 +207,8 @@ fn described(tensor: &Tensor, home: Option<&HexBuffer>) -> String {
         ) => format!("{block_bytes}/{block_elems}"),
         (None, dtype) => format!("{dtype:?}"),
     };
-    let at = home.map_or("null".to_owned(), |home| {
-        format!("[{},{}]", home.memory.number(), tensor.span().start)
+    let at = buffer.map_or("null".to_owned(), |buffer| {
+        format!("[{},{}]", buffer.memory.number(), tensor.span().start)
     });
     format!(
         r#"{{"type":"{kind}","ne":{:?},"nb":{:?},"role":"{:?}","at":{at}}}"#,

@@ -1,8 +1,9 @@
 //! Rows that a graph stores in caches by number (SET_ROWS), for the CPU to see.
 //!
-//! ggml's scheduler lets the CPU read a cache in place without asking the device: for a layer that has no cache of its own and
-//! whose weights are the CPU's, and for a context without the device that shares a cache. To invalidate all of a cache for
-//! each token would take longer than the token, so the numbers of its rows are read.
+//! ggml's scheduler lets the CPU read a cache in place without asking the device: for a layer that
+//! has no cache of its own and whose weights are the CPU's, and for a context without the device
+//! that shares a cache. To invalidate all of a cache for each token would take longer than the
+//! token, so the numbers of its rows are read.
 
 use std::ops::Range;
 
@@ -48,8 +49,8 @@ impl Layout {
     }
 }
 
-/// Ranges that are collected before those that touch are merged: without flash attention a row of the cache of values is
-/// one element, and a batch of tokens stores many rows in one line.
+/// Ranges that are collected before those that touch are merged: without flash attention a row of
+/// the cache of values is one element, and a batch of tokens stores many rows in one line.
 const MERGED_FROM: usize = 1 << 14;
 
 /// Sorts ranges and merges those that touch.
@@ -65,9 +66,9 @@ fn merge(ranges: &mut Vec<Range<usize>>) {
     });
 }
 
-/// Returns the lines with rows of `cache` that are stored by `numbers`, in order and apart from each other, cut at the
-/// cache's ends; or all bytes of the cache, if it has no more lines than the rows. A number of no row is left out: the DSP
-/// refuses it.
+/// Returns the lines with rows of `cache` that are stored by `numbers`, in order and apart from
+/// each other, cut at the cache's ends; or all bytes of the cache, if it has no more lines than the
+/// rows. A number of no row is left out: the DSP refuses it.
 ///
 /// - `numbers`: (rows, planes or a divisor, volumes or a divisor)
 /// - `bytes`: the bytes of `numbers`
@@ -202,8 +203,9 @@ mod tests {
         assert!(rows.into_iter().eq(std::iter::once(128..128 + 6400)));
     }
 
-    /// Without flash attention: 256 channels of 4096 cells, of which a batch of 100 tokens stores those from cell 96 on, one
-    /// token after the other. It was a range for each element, 25,600 here and half a million in a model.
+    /// Without flash attention: 256 channels of 4096 cells, of which a batch of 100 tokens stores
+    /// those from cell 96 on, one token after the other. It was a range for each element, 25,600
+    /// here and half a million in a model.
     #[test]
     fn elements_in_the_same_lines_are_stored_together() {
         let (channels, cells, tokens) = (256, 4096, 100);

@@ -3,10 +3,10 @@
 //! The CPU may have written weights, and caches that it uses itself
 //! ([`HexBuffer::is_used_by_cpu`]): these are cleaned before the commands, and so are results, in
 //! whose place ggml may have had the CPU compute a node. All other writes of the CPU go through
-//! [`HexBuffer::write`], which cleans at once. Results are invalidated after the commands; of caches
-//! that the CPU does not use, as far as is known, only the rows that were [stored by number](rows),
-//! and what turns or copies keys when a context is shifted. A state that the CPU computed tells that
-//! the CPU uses its buffer.
+//! [`HexBuffer::write`], which cleans at once. Results are invalidated after the commands; of
+//! caches that the CPU does not use, as far as is known, only the rows that were [stored by
+//! number](rows), and what turns or copies keys when a context is shifted. A state that the CPU
+//! computed tells that the CPU uses its buffer.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -127,8 +127,8 @@ pub(super) struct Submission {
     list: Option<DeviceBuffer>,
     /// The commands have no such memory, because numbers for buffers are few.
     in_ring: bool,
-    /// The graph is to be planned again: the commands are not all, because the host has packed weights for this one time, or
-    /// weights will be packed later.
+    /// The graph is to be planned again: the commands are not all, because the host has packed
+    /// weights for this one time, or weights will be packed later.
     pub(super) once: bool,
     /// [`super::super::HexDevice::changes`] when it was made.
     changes: u64,
@@ -164,8 +164,8 @@ impl Submission {
         }
     }
 
-    /// Returns the bytes that it keeps while it is remembered. A buffer of the device counts as more than it has, because there
-    /// are few numbers for buffers ([`MAX_BUFFERS`]).
+    /// Returns the bytes that it keeps while it is cached. A buffer of the device counts as more
+    /// than it has, because there are few numbers for buffers ([`MAX_BUFFERS`]).
     pub(super) fn held_bytes(&self) -> usize {
         let buffers = self.scratch.iter().chain(&self.list);
         let of_device: usize = buffers.map(|buffer| buffer.bytes() + NUMBER_BYTES).sum();
@@ -207,14 +207,14 @@ impl Submission {
     }
 
     /// Names an operand of the next command. Returns its buffer's number.
-    pub(super) fn input(&mut self, tensor: &Tensor, home: &HexBuffer) -> u32 {
-        let by_cpu = home.shared
+    pub(super) fn input(&mut self, tensor: &Tensor, buffer: &HexBuffer) -> u32 {
+        let by_cpu = buffer.shared
             && match tensor.role {
                 Role::Weights => true,
-                Role::State => home.is_used_by_cpu(),
+                Role::State => buffer.is_used_by_cpu(),
                 Role::Result => false,
             };
-        let named = self.name(&home.memory);
+        let named = self.name(&buffer.memory);
         if by_cpu {
             named.inputs.insert(tensor.span());
         }
@@ -246,11 +246,12 @@ impl Submission {
                 self.once = true;
                 None
             }
-            Found::Plain => None,
+            Found::Unpacked => None,
         }
     }
 
-    /// Names a packed form beside a weight as an operand of the next command. Returns its buffer's number.
+    /// Names a packed form beside a weight as an operand of the next command. Returns its buffer's
+    /// number.
     pub(super) fn packed_beside(&mut self, place: &PlaceBeside) -> u32 {
         self.name(&place.memory).number
     }
@@ -263,9 +264,9 @@ impl Submission {
     }
 
     /// Names the result of the next command. Returns its buffer's number.
-    pub(super) fn result(&mut self, tensor: &Tensor, home: &HexBuffer) -> u32 {
-        let seen_by_cpu = home.shared && (tensor.role != Role::State || home.is_used_by_cpu());
-        let named = self.name(&home.memory);
+    pub(super) fn result(&mut self, tensor: &Tensor, buffer: &HexBuffer) -> u32 {
+        let seen_by_cpu = buffer.shared && (tensor.role != Role::State || buffer.is_used_by_cpu());
+        let named = self.name(&buffer.memory);
         if seen_by_cpu {
             // Lines that the CPU still holds must not be written over the result later: those of a
             // cache, and of a result in whose place ggml has the CPU compute its next node.
@@ -275,22 +276,23 @@ impl Submission {
         named.number
     }
 
-    /// Notes what the next command writes into a cache that the CPU does not use, as far as is known.
+    /// Notes what the next command writes into a cache that the CPU does not use, as far as is
+    /// known.
     ///
-    /// - `home`, `numbers`: the buffers of its result and of its second source
+    /// - `buffer`, `numbers`: the buffers of its result and of its second source
     /// - `is_part`: its graph has no number, as parts of a graph whose nodes a program looks at
     pub(super) fn shows_cache(
         &mut self,
         operation: &Operation,
-        home: &HexBuffer,
+        buffer: &HexBuffer,
         numbers: Option<&HexBuffer>,
         is_part: bool,
     ) {
         let cache = &operation.dst;
-        if !home.shared || cache.role != Role::State || home.is_used_by_cpu() {
+        if !buffer.shared || cache.role != Role::State || buffer.is_used_by_cpu() {
             return;
         }
-        let index = self.index(&home.memory);
+        let index = self.index(&buffer.memory);
         match (operation.op, &operation.src[1], numbers) {
             // A graph that computes the numbers does not have them before.
             (Op::SetRows, Some(tensor), Some(numbers)) if tensor.role != Role::Result => {
@@ -298,15 +300,16 @@ impl Submission {
                 let named = self.index(&numbers.memory);
                 self.stores_rows((index, Layout::of(cache)), (named, layout));
             }
-            // States of recurrences are copied as F32. The DSP's own are results of the graph, and the CPU does not read
-            // them. Others come as inputs from a CPU that computes SSM_SCAN, because one of its weights is the CPU's, and
-            // reads its states in place: all of them, which earlier commands may have copied.
+            // Recurrent states are copied as F32. If the source is a result of this graph, the DSP
+            // computed it and the CPU never reads it. If it is an input, the CPU computes SSM_SCAN,
+            // because one of its weights is the CPU's. It then reads every state of this buffer in
+            // place, also those that earlier commands copied.
             (Op::Cpy, ..) if cache.dtype == DType::F32 => {
                 let from = operation.src[0].as_ref();
                 if from.is_some_and(|from| from.role != Role::Result) {
-                    home.mark_cpu_reader();
+                    buffer.mark_cpu_reader();
                     self.named[index].inputs.insert(cache.span());
-                    self.named[index].results.insert(0..home.memory.bytes());
+                    self.named[index].results.insert(0..buffer.memory.bytes());
                 } else if is_part {
                     // llama-eval-callback reads each node's result in place.
                     self.named[index].results.insert(cache.span());
@@ -379,7 +382,8 @@ impl Submission {
         Ok(number)
     }
 
-    /// Makes the DSP read the commands from memory at later submissions, while there are enough numbers for buffers.
+    /// Makes the DSP read the commands from memory at later submissions, while there are enough
+    /// numbers for buffers.
     ///
     /// # Errors
     /// `OutOfMemory`; nothing has changed then.
@@ -392,7 +396,8 @@ impl Submission {
             Some(list) if list.bytes() >= bytes => list,
             _ => npu.allocate(bytes)?,
         };
-        // The lowest free number was given. Weights, caches and other streams need the rest, so the commands stay in the ring.
+        // The lowest free number was given. Weights, caches and other streams need the rest, so the
+        // commands stay in the ring.
         if list.number() >= MAX_BUFFERS / 2 {
             self.in_ring = true;
             return Ok(());
@@ -408,8 +413,8 @@ impl Submission {
             && (self.named.iter()).all(|named| named.buffer.strong_count() > 0)
     }
 
-    /// Runs it on the DSP, and waits for it. With a trace, each command is a separate submission, so that its time is
-    /// known.
+    /// Runs it on the DSP, and waits for it. With a trace, each command is a separate submission,
+    /// so that its time is known.
     ///
     /// # Errors
     /// The device's, with the number of the node that it was about if there is one.

@@ -1,5 +1,6 @@
 //! `GGML_RUST_NPU_TRACE`: each command with its modelled cost and its time, as a line of a table or
-//! on a [timeline](crate::timeline); or graphs as [commands](super::record), which are not computed.
+//! on a [timeline](crate::timeline); or graphs as [commands](super::record), which are not
+//! computed.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -65,8 +66,8 @@ const HEAD: &str = "device,graph,node,operation,ne0,ne1,ne2,ne3,modelled_packets
                     modelled_us,measured_dsp_us,measured_host_us";
 
 impl Trace {
-    /// Opens a file for a device, which its first command empties. `None` after a log line if it cannot be
-    /// written.
+    /// Opens a file for a device, which its first command empties. `None` after a log line if it
+    /// cannot be written.
     pub fn create(
         path: &Path,
         device: &str,

@@ -1,12 +1,13 @@
-//! Products whose weights are the second factor, as a convolution's kernel behind IM2COL. The matrix unit multiplies the packed
-//! kernel with the rows of the first factor, and a copy turns what comes out.
+//! Products whose weights are the second factor, as a convolution's kernel behind IM2COL. The
+//! matrix unit multiplies the packed kernel with the rows of the first factor, and a copy turns
+//! what comes out.
 
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command as Wire};
 
 use super::super::plan::{self, Command, cost};
 use super::submission::Step;
-use super::{Graphs, Home, Result, accepted, no_memory, offset, operand, word};
+use super::{Graphs, OperandBuffer, Result, accepted, no_memory, offset, operand, word};
 use crate::graph::{Op, Operation};
 use crate::tensor::{DType, Shape};
 
@@ -16,7 +17,8 @@ const BYTES: usize = 4 << 20;
 const TILE_ROWS: usize = 32;
 
 impl Graphs {
-    /// Adds a product whose weights are the second factor. Returns `false`, with nothing added, if it cannot be turned.
+    /// Adds a product whose weights are the second factor. Returns `false`, with nothing added, if
+    /// it cannot be turned.
     ///
     /// - `number`: its node's index in the graph
     /// - `turned`: [`Operation::turned`]
@@ -28,8 +30,8 @@ impl Graphs {
         number: usize,
         operation: &Operation,
         turned: &Operation,
-        dst: Home,
-        src: [Home; 2],
+        dst: OperandBuffer,
+        src: [OperandBuffer; 2],
     ) -> Result<bool> {
         let [rows, kernel] = [operand(operation, 0)?, operand(operation, 1)?];
         let ([k, n, ..], m) = (rows.shape.ne, kernel.shape.ne[1]);
@@ -43,7 +45,7 @@ impl Graphs {
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
         if block == 0
             || layout.bytes() > self.device.max_tensor_bytes
-            || src[0].is_none_or(|home| home.is_packed(&rows))
+            || src[0].is_none_or(|buffer| buffer.is_packed(&rows))
             || plan::command(vtcm_bytes, &block_of(turned, block), true).is_err()
         {
             return Ok(false);
@@ -52,10 +54,10 @@ impl Graphs {
             return Ok(false);
         };
         let weights = self.current.packed_beside(&place);
-        let home = src[0].ok_or_else(|| no_memory(&rows))?;
-        let from = self.current.input(&rows, home);
-        let home = dst.ok_or_else(|| no_memory(&operation.dst))?;
-        let to = self.current.result(&operation.dst, home);
+        let buffer = src[0].ok_or_else(|| no_memory(&rows))?;
+        let from = self.current.input(&rows, buffer);
+        let buffer = dst.ok_or_else(|| no_memory(&operation.dst))?;
+        let to = self.current.result(&operation.dst, buffer);
         let between = self.current.turning(&self.device.npu, BYTES)?;
         let arch = self.device.npu.caps().arch;
         let step = |op, ne, command: &Command| Step {

@@ -1,7 +1,8 @@
 //! Packed forms of weights in host memory, which programs read and write in place.
 //!
-//! A form lies beside its weight, in memory of the device, and is used as long as the weight has the bytes that were packed: a hash
-//! of them is compared in each graph. The device is told when host memory of its own type is freed.
+//! A form is beside its weight, in memory of the device, and is used as long as the weight has the
+//! bytes that were packed: a hash of them is compared in each graph. The device is told when host
+//! memory of its own type is freed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -86,7 +87,7 @@ impl Beside {
     }
 
     /// Gives back the forms of weights in host memory that is about to be freed.
-    pub(in crate::rockchip) fn forget(&self, npu: &RkNpu, memory: &Range<usize>) {
+    pub(in crate::rockchip) fn invalidate(&self, npu: &RkNpu, memory: &Range<usize>) {
         self.is_full.store(false, Ordering::Relaxed);
         self.give_back(npu, |key| {
             memory.start < key.start + key.bytes && key.start < memory.end
@@ -106,14 +107,14 @@ impl Beside {
         drop(turn);
         if gone > 0 {
             self.bytes.fetch_sub(gone, Ordering::Relaxed);
-            npu.rest();
+            npu.release_idle();
         }
     }
 }
 
 impl RkDevice {
-    /// Returns the packed form of a weight, packed now if there is none of its bytes; `None` after a log line if there is no
-    /// room for it.
+    /// Returns the packed form of a weight, packed now if there is none of its bytes; `None` after
+    /// a log line if there is no room for it.
     ///
     /// - `graph`: as for [`RkDevice::compute`]
     pub(in crate::rockchip) fn form_beside(

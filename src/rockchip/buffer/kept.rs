@@ -22,10 +22,10 @@ impl RkDevice {
     /// bytes where these are kept.
     #[must_use]
     pub fn resident_bytes(&self, tensor: &Tensor) -> usize {
-        let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+        let ggml_bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
         let kept = match plan::weight_layout(&self.target, tensor) {
             Some(_) if plan::keep(&self.target, tensor) == Keep::Never => 0,
-            _ => plain,
+            _ => ggml_bytes,
         };
         self.packed_bytes(tensor) + kept
     }

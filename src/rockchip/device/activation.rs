@@ -87,7 +87,7 @@ struct RowSizes {
 
 impl Activations {
     /// Drops the memory that the NPU reads.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn drop_caches(&mut self) {
         self.native.clear();
         self.held = None;
     }
@@ -99,7 +99,7 @@ impl Activations {
             Precision::Int8Wide | Precision::Int4Int8 | Precision::Int4Fp16 => {
                 int4::factors(layout.segments)
             }
-            Precision::Int8 | Precision::Int8Plain | Precision::Fp16 => 1,
+            Precision::Int8 | Precision::Int8Unrotated | Precision::Fp16 => 1,
         }
     }
 
@@ -175,8 +175,8 @@ impl Activations {
             held: _,
         } = self;
         let row = |m: usize| act.rows(m..m + 1);
-        let is_plain = matches!(layout.precision, Precision::Fp16 | Precision::Int8Plain);
-        let rotation = rotations.entry((is_plain, k));
+        let is_unrotated = matches!(layout.precision, Precision::Fp16 | Precision::Int8Unrotated);
+        let rotation = rotations.entry((is_unrotated, k));
         let rotation = rotation.or_insert_with(|| layout.rotation());
         let segment_k = layout.segment_k;
         match layout.precision {
@@ -192,7 +192,7 @@ impl Activations {
                 packing.rows(sizes, fp16, scales, work, fill);
                 packing.interleave(native, Rows::new(fp16, sizes.count, k, k), 1)
             }
-            Precision::Int8 | Precision::Int8Plain | Precision::Int4Int8 => {
+            Precision::Int8 | Precision::Int8Unrotated | Precision::Int4Int8 => {
                 let alone = layout.precision != Precision::Int4Int8;
                 let fill = |m: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]| {
                     if alone {

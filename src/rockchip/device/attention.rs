@@ -1,4 +1,5 @@
-//! Attention of one head of keys and values: two products of the NPU, with the softmax on the CPU between them.
+//! Attention of one head of keys and values: two products of the NPU, with the softmax on the CPU
+//! between them.
 //!
 //! ```text
 //! for each range of at most 2,048 cells:
@@ -11,8 +12,9 @@
 //!         (6) add O up over the ranges
 //! ```
 //!
-//! Everything that runs need is made and bound before (`set`), as for multiplications. What fails until then, and a wrong
-//! sum, is an error of attention alone: the device goes on with products, and the CPU has attention.
+//! Everything that runs need is made and bound before (`set`), as for multiplications. What fails
+//! until then, and a wrong sum, is an error of attention alone: the device goes on with products,
+//! and the CPU has attention.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -39,8 +41,9 @@ mod fill;
 mod set;
 mod wave;
 
-/// Sets of contexts and memory that are kept: those of whole ranges of cells, of what is left of the cells, and of a
-/// second size of head or number of rows of both. A set takes at most 7 MiB a core and 4 MiB for all.
+/// Sets of contexts and memory that are kept: those of whole ranges of cells, of what is left of
+/// the cells, and of a second size of head or number of rows of both. A set takes at most 7 MiB a
+/// core and 4 MiB for all.
 const SETS: usize = 4;
 
 /// Rows that a thread takes at once.
@@ -98,7 +101,8 @@ pub(super) struct AttentionState {
     rows: CacheRows,
     blocks: BlockScratch,
     mergers: Vec<Merger>,
-    /// Shapes of products whose results agreed with the CPU's, with the most rows for which they did.
+    /// Shapes of products whose results agreed with the CPU's, with the most rows for which they
+    /// did.
     proven: FxHashMap<[usize; 3], usize>,
 }
 
@@ -116,7 +120,7 @@ impl Default for AttentionState {
 
 impl AttentionState {
     /// Drops what calls can make again.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn drop_caches(&mut self) {
         self.sets.clear();
     }
 }
@@ -131,10 +135,13 @@ struct Call<'a> {
 }
 
 impl RkNpu {
-    /// Computes the attention of one head of keys and values. Returns the time in the vendor's calls.
+    /// Computes the attention of one head of keys and values. Returns the time in the vendor's
+    /// calls.
     ///
-    /// - `ranges`: the cells, as ranges of which each is computed on its own, with the cells of its products
-    /// - `out`: `sizes.rows` rows of `sizes.dv` elements; a row that sees a key or value which is not finite is NaN
+    /// - `ranges`: the cells, as ranges of which each is computed on its own, with the cells of its
+    ///   products
+    /// - `out`: `sizes.rows` rows of `sizes.dv` elements; a row that sees a key or value which is
+    ///   not finite is NaN
     ///
     /// # Errors
     /// As for [`Self::mul_mat`]. Only a failed run puts the device out of use.
@@ -167,12 +174,12 @@ impl RkNpu {
             return;
         };
         if let Ok(mut state) = self.state.lock() {
-            state.attention.let_go();
+            state.attention.drop_caches();
         }
     }
 
-    /// Makes what [`Self::attend`] needs for the same ranges, so that it is known whether there is room and the library
-    /// takes the shapes.
+    /// Makes what [`Self::attend`] needs for the same ranges, so that it is known whether there is
+    /// room and the library takes the shapes.
     ///
     /// # Errors
     /// As for [`Self::attend`].
@@ -184,7 +191,8 @@ impl RkNpu {
         self.with_call(sizes, |call, state| Ok(call.prepare(state, ranges)))?
     }
 
-    /// Calls `run`, whose error puts the device out of use, unless it is a lack; an error inside of its result does not.
+    /// Calls `run`, whose error puts the device out of use, unless it is a lack; an error inside of
+    /// its result does not.
     fn with_call<T>(
         &self,
         sizes: HeadSizes,

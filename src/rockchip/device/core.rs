@@ -75,7 +75,7 @@ impl Core {
     }
 
     /// Drops what can be made again.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn drop_caches(&mut self) {
         self.contexts.clear();
         self.results.clear();
     }
@@ -139,7 +139,8 @@ impl Core {
         Ok(())
     }
 
-    /// Returns `true` if results of the call's shape, with as many rows, have not been compared with the CPU's.
+    /// Returns `true` if results of the call's shape, with as many rows, have not been compared
+    /// with the CPU's.
     pub(super) fn is_unproven(&self, call: &CoreCall) -> bool {
         let rows = self.proven.get(&call.shape());
         rows.is_none_or(|rows| *rows < call.rows)
@@ -193,7 +194,8 @@ impl Core {
         }
     }
 
-    /// Sums the segments of a chunk, whose results begin with number `first`, and scales them into the columns of `dst`.
+    /// Sums the segments of a chunk, whose results begin with number `first`, and scales them into
+    /// the columns of `dst`.
     fn unpack_chunk(&self, call: &CoreCall, chunk: usize, first: usize, dst: &mut RowsMut) {
         let layout = &call.w.weights.layout;
         let segments = 0..layout.segments;
@@ -211,7 +213,7 @@ impl Core {
             &call.w.weights.scales[range][..columns]
         };
         match layout.precision {
-            Precision::Int8 | Precision::Int8Plain => {
+            Precision::Int8 | Precision::Int8Unrotated => {
                 let mut parts: [&[i32]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
                 segments
                     .clone()

@@ -1,10 +1,10 @@
 //! I/O address spaces: weights fill them one after another.
 //!
-//! An address of the NPU has 32 bits, but one space is used for 2 GiB, the cap of rk-llama.cpp, and the driver offers 16.
-//! Without librknnrt a space has 4 GiB: the vendor's kernel has one, and Linux's one for each open file.
-//! Only one is attached at a time, and a switch waits for all cores: so a space is filled before
-//! the next one is begun, and llama.cpp allocates buffers layer by layer, which keeps the weights
-//! of a layer together.
+//! An address of the NPU has 32 bits, but one space is used for 2 GiB, the cap of rk-llama.cpp, and
+//! the driver offers 16. Without librknnrt a space has 4 GiB: the vendor's kernel has one, and
+//! Linux's one for each open file. Only one is attached at a time, and a switch waits for all
+//! cores: so a space is filled before the next one is begun, and llama.cpp allocates buffers layer
+//! by layer, which keeps the weights of a layer together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,8 @@ use crate::rockchip::driver::{Context, Memory, Rknn, Turn};
 #[derive(Debug)]
 pub(super) struct Domains {
     rknn: Arc<Rknn>,
-    /// Those in use so far, in order. A thread that has this locked has the turn, or does not ask for it.
+    /// Those in use so far, in order. A thread that has this locked has the turn, or does not ask
+    /// for it.
     begun: Mutex<Vec<BegunDomain>>,
     limit: AtomicUsize,
     /// Bytes of weights that one takes.
@@ -70,7 +71,7 @@ impl Domains {
     /// Returns the context that owns the first address space.
     ///
     /// # Panics
-    /// After [`Self::rest`], until something is allocated.
+    /// After [`Self::release_idle`], until something is allocated.
     pub(super) fn first_anchor(&self) -> Arc<Context> {
         Arc::clone(&self.lock()[0].anchor)
     }
@@ -93,7 +94,7 @@ impl Domains {
     }
 
     /// Ends all address spaces and gives the place at the NPU back, if nothing of it is in use.
-    pub(super) fn rest(&self, turn: &Turn) {
+    pub(super) fn release_idle(&self, turn: &Turn) {
         let mut begun = self.lock();
         if begun.iter().all(|it| Arc::strong_count(&it.anchor) == 1) {
             begun.clear();
@@ -103,7 +104,8 @@ impl Domains {
 
     /// Allocates from the first address space that has room, in a turn of this thread.
     ///
-    /// Memory of other processes is in the same spaces: if there are any, a lack of it proves nothing about a space.
+    /// Memory of other processes is in the same spaces: if there are any, a lack of it proves
+    /// nothing about a space.
     pub(super) fn allocate(&self, bytes: usize) -> Result<(Memory, Share)> {
         let mut begun = self.lock();
         let before = begun.len();
@@ -134,7 +136,8 @@ impl Domains {
             }
             let memory = match Memory::new(&domain.anchor, bytes) {
                 Ok(memory) => memory,
-                // The library may have less room in a space than is reckoned here; an empty one has as much as any.
+                // The library may have less room in a space than is reckoned here; an empty one has
+                // as much as any.
                 Err(error @ Error::OutOfMemory { .. }) if used > 0 || has_company => {
                     shortage = Some(error);
                     continue;
@@ -168,9 +171,11 @@ impl Domains {
         }))
     }
 
-    /// Uses no more than the `held` spaces that hold weights: an empty one had no memory, though the system has.
+    /// Uses no more than the `held` spaces that hold weights: an empty one had no memory, though
+    /// the system has.
     fn share_addresses(&self, held: usize, error: &Error) {
-        // SOURCE: rknpu_iommu.c: without CONFIG_NO_GKI the switch of spaces is a stub that succeeds.
+        // SOURCE: rknpu_iommu.c: without CONFIG_NO_GKI the switch of spaces is a stub that
+        // succeeds.
         log::warn!(
             "{NAME}: this kernel has one address space for the NPU, which its {held} in use share: {error}, in an empty one"
         );
@@ -194,7 +199,8 @@ impl Domains {
     }
 }
 
-/// Returns `true` if the system has `bytes` of memory: a lack of addresses is the only reason left if the library has none.
+/// Returns `true` if the system has `bytes` of memory: a lack of addresses is the only reason left
+/// if the library has none.
 fn system_has(bytes: usize) -> bool {
     let (free, _) = system_memory();
     free / 2 > bytes

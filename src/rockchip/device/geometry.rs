@@ -12,7 +12,8 @@ use crate::rockchip::driver::{Context, Memory, Rknn, RunOperands};
 
 /// Tiles of B that some version of the library has on some chip: columns and elements of K.
 ///
-/// SOURCE: rknn_matmul_api.h 2.3.2 and RKNN SDK User Guide 2.3.0 section 3.5, which differ for INT4 on RK3576.
+/// SOURCE: rknn_matmul_api.h 2.3.2 and RKNN SDK User Guide 2.3.0 section 3.5, which differ for INT4
+/// on RK3576.
 const TILES: [(usize, usize); 5] = [(64, 32), (32, 32), (16, 32), (8, 32), (8, 16)];
 
 /// A shape that every chip and arithmetic takes, with more than one tile in each direction.
@@ -20,7 +21,8 @@ const M: i32 = 4;
 const K: i32 = 128;
 const N: i32 = 128;
 
-/// Asks the library for the layouts of `precisions` and returns the chip with the tiles that it has.
+/// Asks the library for the layouts of `precisions` and returns the chip with the tiles that it
+/// has.
 ///
 /// - `anchor`: the context that memory is made with
 ///
@@ -94,7 +96,8 @@ fn widest(
         let info = MatmulInfo::native(precision.matmul_type(), m, K, n);
         Context::new(rknn, info, None)
     };
-    // If the usual N fails, the reason is another one than a wide N; wrong numbers are the self-test's business.
+    // If the usual N fails, the reason is another one than a wide N; wrong numbers are the
+    // self-test's business.
     for (precision, native) in natives.clone() {
         match multiply_ones(context(precision, M, N)?, anchor, &native, N) {
             Err(Error::SelfTest { .. }) => {}
@@ -115,7 +118,8 @@ fn widest(
     Ok(caps.n_wide)
 }
 
-/// Multiplies matrices of ones, which look the same in any layout, with the shape [`M`], [`K`], `n`.
+/// Multiplies matrices of ones, which look the same in any layout, with the shape [`M`], [`K`],
+/// `n`.
 ///
 /// # Errors
 /// `SelfTest` if a result is not K, `Vendor`, or a lack of memory.

@@ -12,7 +12,8 @@ use crate::rockchip::driver::process::DESCRIPTORS_PER_CONTEXT;
 pub(super) fn contexts_per_core(file_limit: u64, cores: usize) -> usize {
     let contexts = file_limit / 2 / DESCRIPTORS_PER_CONTEXT;
     let per_core = usize::try_from(contexts).unwrap_or(usize::MAX) / cores.max(1);
-    // A model of 8 billion weights in five address spaces uses 150 to 250 contexts, a small one about 50.
+    // A model of 8 billion weights in five address spaces uses 150 to 250 contexts, a small one
+    // about 50.
     per_core.clamp(16, 512)
 }
 

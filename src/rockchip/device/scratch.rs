@@ -9,8 +9,8 @@ use crate::rockchip::caps;
 use crate::rockchip::driver::{Context, Memory};
 use crate::rockchip::layout::BLOCK_ALIGN_BYTES;
 
-/// Memory by address space, segment and size. A sync covers a whole allocation, so a call gets one of its size. What was
-/// used longest ago makes room.
+/// Memory by address space, segment and size. A sync covers a whole allocation, so a call gets one
+/// of its size. What was used longest ago makes room.
 #[derive(Debug)]
 pub(super) struct StageScratch {
     /// Bytes that are kept in an address space, unless one call needs more.
@@ -116,8 +116,8 @@ impl StageScratch {
         }
     }
 
-    /// PANIC: `reserve` was called for the same segment and size in this call, or in one since which
-    /// [`begin`](Self::begin) was not.
+    /// PANIC: `reserve` was called for the same segment and size in this call, or in one since
+    /// which [`begin`](Self::begin) was not.
     pub(super) fn get_mut(
         &mut self,
         anchor: &Context,

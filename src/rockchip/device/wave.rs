@@ -1,13 +1,15 @@
-//! Division of a call into waves: everything of a wave is reserved, made and bound for all cores before any of them runs.
+//! Division of a call into waves: everything of a wave is reserved, made and bound for all cores
+//! before any of them runs.
 //!
-//! Between two waves all cores wait for each other, so a call has as few as contexts and memory allow: one, but for the
-//! widest weights and the most segments of K.
+//! Between two waves all cores wait for each other, so a call has as few as contexts and memory
+//! allow: one, but for the widest weights and the most segments of K.
 
 use std::ops::Range;
 
 use crate::rockchip::layout::WeightLayout;
 
-/// Contexts of one shape that a core may have, as a part of all that it keeps: an 8B model has five shapes and some M.
+/// Contexts of one shape that a core may have, as a part of all that it keeps: an 8B model has five
+/// shapes and some M.
 const PART_OF_A_SHAPE: usize = 32;
 
 /// The runs of a core from one wait for the others to the next.

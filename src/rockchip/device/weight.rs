@@ -60,7 +60,8 @@ impl WeightMemory {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes views of the blocks of a weight at `offset`, in a turn of this thread; nothing is packed yet.
+    /// Makes views of the blocks of a weight at `offset`, in a turn of this thread; nothing is
+    /// packed yet.
     ///
     /// # Errors
     /// `OutOfMemory` from the library.

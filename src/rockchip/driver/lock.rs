@@ -1,10 +1,13 @@
-//! Locks on the NPU's own nodes, which every user and every container that can use the NPU shares: they let several processes
-//! compute on it, one at a time.
+//! Locks on the NPU's own nodes, which every user and every container that can use the NPU shares:
+//! they let several processes compute on it, one at a time.
 //!
-//! - A process has a *seat* while anything of the NPU is open in it. Seats tell processes that they are not alone.
-//! - A process has the *turn* while it is inside the library. Nothing of another process is made, bound, run or freed meanwhile.
-//! - The next one waits in the *queue*, so that a process which gives its turn back does not get it again before. A process that
-//!   is alone does not look there, which halves the system calls of a turn.
+//! - A process has a *seat* while anything of the NPU is open in it. Seats tell processes that they
+//!   are not alone.
+//! - A process has the *turn* while it is inside the library. Nothing of another process is made,
+//!   bound, run or freed meanwhile.
+//! - The next one waits in the *queue*, so that a process which gives its turn back does not get it
+//!   again before. A process that is alone does not look there, which halves the system calls of a
+//!   turn.
 //!
 //! SOURCE: two processes that use I/O address spaces of the NPU at once corrupt each other or panic
 //! the kernel (rk-llama.cpp's README, igou-kubernetes#869).
@@ -25,13 +28,15 @@ use crate::error::{Error, Result};
 const FILE: &str = "ggml-rust-npu.lock";
 
 /// The longest wait for the turn.
-// SOURCE: a run takes milliseconds; one that hangs ends with the driver's time-out after 6 s (librknnrt's in rknpu_job.c, 0.9.8).
+// SOURCE: a run takes milliseconds; one that hangs ends with the driver's time-out after 6 s
+// (librknnrt's in rknpu_job.c, 0.9.8).
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pauses between two looks at a lock that another process has: the first, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_micros(500)];
 
-/// The time after which a process looks for others again: for so long it may get the turn before a new one that waits.
+/// The time after which a process looks for others again: for so long it may get the turn before a
+/// new one that waits.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The nodes that an NPU has.
@@ -148,7 +153,8 @@ impl Seat {
 }
 
 impl Drop for Seat {
-    /// Closing the files alone would give nothing back while a process that was forked has them, too.
+    /// Closing the files alone would give nothing back while a process that was forked has them,
+    /// too.
     fn drop(&mut self) {
         self.unlock(&[TURN, QUEUE, SEAT]);
     }
@@ -319,8 +325,8 @@ fn open(path: &Path, flags: i32) -> io::Result<File> {
 
 /// Opens a file in the first of `folders` that has one or takes one.
 ///
-/// A file of another user is opened without `O_CREAT`, which the kernel refuses in a folder such as this
-/// (`fs.protected_regular`).
+/// A file of another user is opened without `O_CREAT`, which the kernel refuses in a folder such as
+/// this (`fs.protected_regular`).
 fn lock_file(folders: &[PathBuf]) -> Result<(PathBuf, File)> {
     let mut refused = busy(Path::new(FILE), "there is no folder for it".into());
     for folder in folders {

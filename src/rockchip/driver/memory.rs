@@ -22,7 +22,8 @@ pub(super) struct TensorMemory {
     bytes: usize,
 }
 
-// SAFETY: the library has no thread of its own for a memory; it is called by one thread at a time (`Rknn::alone`), but for runs.
+// SAFETY: the library has no thread of its own for a memory; it is called by one thread at a time
+// (`Rknn::alone`), but for runs.
 unsafe impl Send for TensorMemory {}
 // SAFETY: as for Send; the mapped bytes are only reached through `Memory`.
 unsafe impl Sync for TensorMemory {}
@@ -85,8 +86,8 @@ impl Memory {
         )?)))
     }
 
-    /// As [`Memory::new`], for results. Lines of it that the kernel's zeros left in the CPU's cache would be written back
-    /// over them, so they are cleaned once.
+    /// As [`Memory::new`], for results. Lines of it that the kernel's zeros left in the CPU's cache
+    /// would be written back over them, so they are cleaned once.
     ///
     /// # Errors
     /// `OutOfMemory`, or `Vendor` for the cache operation.
@@ -115,8 +116,8 @@ impl Memory {
         let (context, parent) = (&self.0.context, self.0.fields());
         let (fd, address) = (parent.fd, parent.virt_addr);
         let raw = context.rknn.alone(|api| {
-            // SAFETY: descriptor and mapping are those of a live allocation, and the range is inside
-            // it.
+            // SAFETY: descriptor and mapping are those of a live allocation, and the range is
+            // inside it.
             unsafe { (api.create_mem_from_fd)(context.handle, fd, address, size, start) }
         })?;
         let memory = TensorMemory::adopt(context, raw, call, bytes)?;

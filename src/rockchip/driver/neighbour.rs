@@ -1,5 +1,5 @@
-//! Other processes that have a node of the NPU open, as the kernel shows them in `/proc`. Programs with another backend do not
-//! know our locks.
+//! Other processes that have a node of the NPU open, as the kernel shows them in `/proc`. Programs
+//! with another backend do not know our locks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,8 @@ struct Neighbour {
     locks: Vec<u16>,
 }
 
-/// Warns of each process beside this one that has the NPU open without our locks, as far as this user may see it.
+/// Warns of each process beside this one that has the NPU open without our locks, as far as this
+/// user may see it.
 pub fn warn() {
     let nodes = lock::npu_nodes();
     for process in with_open(Path::new("/proc"), &nodes) {
@@ -33,14 +34,16 @@ pub fn warn() {
     }
 }
 
-/// Returns the names of the processes that have a byte of one of `nodes` locked, as far as this user may see it.
+/// Returns the names of the processes that have a byte of one of `nodes` locked, as far as this
+/// user may see it.
 pub(super) fn with_lock(nodes: &[PathBuf], byte: u16) -> Vec<String> {
     let processes = with_open(Path::new("/proc"), nodes).into_iter();
     let locked = processes.filter(|process| process.locks.contains(&byte));
     locked.map(|process| process.name).collect()
 }
 
-/// Returns the number of processes beside this one that have the NPU open, as far as this user may see them.
+/// Returns the number of processes beside this one that have the NPU open, as far as this user may
+/// see them.
 #[must_use]
 pub fn count() -> usize {
     with_open(Path::new("/proc"), &lock::npu_nodes()).len()
@@ -91,7 +94,8 @@ fn is_stopped(folder: &Path) -> bool {
 }
 
 /// Returns the bytes that an open file has locked, from the lines of its `fdinfo`.
-// SOURCE: proc(5), and fs/locks.c: "lock:", number, kind, ADVISORY, READ or WRITE, process, device and inode, first and last byte.
+// SOURCE: proc(5), and fs/locks.c: "lock:", number, kind, ADVISORY, READ or WRITE, process, device
+// and inode, first and last byte.
 fn locked_bytes(info: &str) -> impl Iterator<Item = u16> {
     info.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -1,6 +1,8 @@
-//! The turn within this process: one thread at a time has it, as often as it asks, and gives it back as often.
+//! The turn within this process: one thread at a time has it, as often as it asks, and gives it
+//! back as often.
 //!
-//! Nothing that is dropped can wait for ever: if another process does not give its turn back, it is freed with the next turn.
+//! Nothing that is dropped can wait for ever: if another process does not give its turn back, it is
+//! freed with the next turn.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +19,8 @@ use crate::error::Result;
 #[derive(Debug)]
 pub(super) struct Turns {
     nodes: Nodes,
-    /// The thread that has the turn, by [`this_thread`], or 0. A thread that reads itself has it; all others must ask `state`.
+    /// The thread that has the turn, by [`this_thread`], or 0. A thread that reads itself has it;
+    /// all others must ask `state`.
     thread: AtomicUsize,
     /// Times that it has the turn, which only it reads.
     depth: AtomicUsize,
@@ -57,7 +60,8 @@ impl Turns {
         }
     }
 
-    /// Takes the turn for this thread, and a seat if there is none. Returns `true` if the thread did not have it.
+    /// Takes the turn for this thread, and a seat if there is none. Returns `true` if the thread
+    /// did not have it.
     ///
     /// # Errors
     /// `Busy` if other processes did not give it back in `patience`.
@@ -141,7 +145,8 @@ impl Turns {
     }
 }
 
-/// Time in which no other process, and no other thread, makes, binds, runs or frees anything of the NPU.
+/// Time in which no other process, and no other thread, makes, binds, runs or frees anything of the
+/// NPU.
 #[derive(Debug)]
 pub struct Turn<'a> {
     rknn: &'a Rknn,
@@ -179,17 +184,20 @@ pub(super) enum Leftover {
     Memory(MatmulCtx, *mut TensorMem, usize),
 }
 
-// SAFETY: the library has no thread of its own for an object; it is called by one thread at a time (`Rknn::alone`).
+// SAFETY: the library has no thread of its own for an object; it is called by one thread at a time
+// (`Rknn::alone`).
 unsafe impl Send for Leftover {}
 
 impl Rknn {
-    /// Takes the turn for this thread, which keeps other processes and other threads out of the library. Each wait for other
-    /// processes has a limit. A thread that has the turn may take it again.
+    /// Takes the turn for this thread, which keeps other processes and other threads out of the
+    /// library. Each wait for other processes has a limit. A thread that has the turn may take it
+    /// again.
     ///
     /// A thread that waits for the turn must hold no lock that one with the turn asks for.
     ///
     /// # Errors
-    /// `Busy` if another process did not give it back in time, or if no node of the NPU can be opened.
+    /// `Busy` if another process did not give it back in time, or if no node of the NPU can be
+    /// opened.
     pub fn turn(&self) -> Result<Turn<'_>> {
         self.turn_within(self.patience)
     }
@@ -241,7 +249,8 @@ impl Rknn {
         self.turns.seat().is_some_and(|seat| seat.has_company())
     }
 
-    /// Returns the names of the other processes that have something of the NPU open, as far as this user may see them.
+    /// Returns the names of the other processes that have something of the NPU open, as far as this
+    /// user may see them.
     #[must_use]
     pub fn company(&self) -> Option<String> {
         self.turns.seat()?.company()

@@ -60,7 +60,7 @@ impl WeightLayout {
             // Padding after K is whole tiles at the end of the group.
             let bytes = &packed[at..][..group_bytes];
             let values: Vec<f32> = match self.precision {
-                Precision::Int8 | Precision::Int8Plain | Precision::Int8Wide => {
+                Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide => {
                     let mut rows = vec![0i8; count * k];
                     let bytes = bytemuck::cast_slice(&bytes[..b.strip_len(k)]);
                     pack::unpack_group(bytes, b, count, k, &mut rows);
@@ -78,7 +78,7 @@ impl WeightLayout {
                 Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => {
                     let mut rows = vec![0u8; count * k / 2];
                     int4::unpack_group_i4(&bytes[..b.strip_len(k) / 2], b, count, k, &mut rows);
-                    // A nibble is a signed number, and stands for a half more.
+                    // A nibble is a signed level; its value is the level plus 0.5.
                     let value = |nibble: u8| f32::from((nibble << 4).cast_signed() >> 4) + 0.5;
                     let pairs = rows.iter().flat_map(|byte| [byte & 15, byte >> 4]);
                     pairs.map(value).collect()

@@ -1,4 +1,5 @@
-//! Plans FLASH_ATTN_EXT: which shapes the device computes, into which products, and whether that is faster than the CPU.
+//! Plans FLASH_ATTN_EXT: which shapes the device computes, into which products, and whether that is
+//! faster than the CPU.
 
 use std::ops::Range;
 
@@ -11,7 +12,8 @@ use crate::rockchip::caps::{self, Precision, RkCaps};
 use crate::tensor::DType;
 
 /// Most cells of one product.
-// SOURCE: PV with K = 2048 runs at 574 GFLOPS on RK3588, with 4096 at a sixth of that (unimatrix099's fork of rk-llama.cpp).
+// SOURCE: PV with K = 2048 runs at 574 GFLOPS on RK3588, with 4096 at a sixth of that
+// (unimatrix099's fork of rk-llama.cpp).
 const CELLS: usize = 2048;
 
 /// Most elements of a head.
@@ -108,7 +110,8 @@ impl Attention {
         self.shared() * self.queries
     }
 
-    /// Returns the M of products: so many that all cores have rows, but not fewer than a call takes in the time of one.
+    /// Returns the M of products: so many that all cores have rows, but not fewer than a call takes
+    /// in the time of one.
     #[must_use]
     pub fn bucket(&self, caps: &RkCaps, buckets: Buckets) -> usize {
         let rows = self.rows();
@@ -118,8 +121,8 @@ impl Attention {
         buckets.at_least(wanted).unwrap_or(largest)
     }
 
-    /// Divides the cells into ranges for one product each, with the cells of the product. Products of whole ranges are
-    /// alike, so there are at most two shapes.
+    /// Divides the cells into ranges for one product each, with the cells of the product. Products
+    /// of whole ranges are alike, so there are at most two shapes.
     #[must_use]
     pub fn ranges(&self) -> Vec<(Range<usize>, usize)> {
         (0..self.cells)
@@ -129,7 +132,8 @@ impl Attention {
             .collect()
     }
 
-    /// Returns the bias of a head's mask: `2^(-max_bias / heads)` to a power that grows with the head.
+    /// Returns the bias of a head's mask: `2^(-max_bias / heads)` to a power that grows with the
+    /// head.
     ///
     /// SOURCE: ggml_compute_forward_flash_attn_ext_f16, ggml-cpu/ops.cpp of llama.cpp 0.5.0.
     #[must_use]
@@ -148,13 +152,15 @@ impl Attention {
         }
     }
 
-    /// Returns `true` if the NPU is faster than the CPU by the cost table, as if all cells were visible.
+    /// Returns `true` if the NPU is faster than the CPU by the cost table, as if all cells were
+    /// visible.
     #[must_use]
     pub fn pays(&self, caps: &RkCaps) -> bool {
         self.queries >= FEW_ROWS && self.npu_ns(caps) < self.cpu_ns(caps)
     }
 
-    /// Returns the products of rows, cells and elements of a head of keys and values, times two: operations.
+    /// Returns the products of rows, cells and elements of a head of keys and values, times two:
+    /// operations.
     fn operations(&self, cells: usize) -> f32 {
         let [dk, dv] = self.head;
         // CAST: rounding changes no decision.

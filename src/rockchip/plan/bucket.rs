@@ -91,8 +91,8 @@ fn bit(bucket: usize) -> u16 {
     1u16.checked_shl(bucket.ilog2()).unwrap_or(0)
 }
 
-/// Returns the most rows of a call: those whose results, of one block and of all cores and segments, may be there at a
-/// time, and whose activations may be.
+/// Returns the most rows of a call: those whose results, of one block and of all cores and
+/// segments, may be there at a time, and whose activations may be.
 fn most_rows(layout: &WeightLayout) -> usize {
     let rows = M_BUCKET_MAX * layout.precision.rows();
     let cores = layout.chunks.div_ceil(layout.chunks_per_core);

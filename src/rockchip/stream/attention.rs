@@ -62,8 +62,8 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// The operands of one head of keys and values of one sequence. A row is a query of one head of queries, and the heads of
-/// a query follow each other.
+/// The operands of one head of keys and values of one sequence. A row is a query of one head of
+/// queries, and the heads of a query follow each other.
 struct Head<'a> {
     plan: &'a Attention,
     q: Operand<'a>,
@@ -150,8 +150,8 @@ impl RkDevice {
         }
     }
 
-    /// Returns `true` if attention that is faster on the NPU can be computed there. What it needs is made now, because the CPU
-    /// computes what has no room, or what the library does not take.
+    /// Returns `true` if attention that is faster on the NPU can be computed there. What it needs
+    /// is made now, because the CPU computes what has no room, or what the library does not take.
     pub(in crate::rockchip) fn has_room_for(&self, operation: &Operation) -> bool {
         let Ok(plan) = Attention::new(operation) else {
             return false;
@@ -223,7 +223,8 @@ impl RkDevice {
         Ok(times)
     }
 
-    /// Computes a head on the NPU, or on the CPU if that fails and the device goes on without attention.
+    /// Computes a head on the NPU, or on the CPU if that fails and the device goes on without
+    /// attention.
     fn head(
         &self,
         sizes: HeadSizes,

@@ -1,5 +1,5 @@
-//! Prints the structures and constants of C headers as Rust, with their sizes and offsets: test-kit compares with them what
-//! other crates declare by hand.
+//! Prints the structures and constants of C headers as Rust, with their sizes and offsets: test-kit
+//! compares with them what other crates declare by hand.
 //!
 //! Usage: bindings HEADER... -- ARGUMENTS OF CLANG...     with the folder of libclang.so in LIBCLANG_PATH
 

@@ -147,7 +147,7 @@ impl<'a> TimedWeights<'a> {
         let act_tensor = Tensor {
             place,
             memory: is_host.then(|| Region::from(bytemuck::cast_slice(&act))),
-            ..plain("act", [self.k, m], 0)
+            ..f32_tensor("act", [self.k, m], 0)
         };
         let operation = Operation {
             op: Op::MulMat,
@@ -155,7 +155,7 @@ impl<'a> TimedWeights<'a> {
             dst: Tensor {
                 place,
                 role: Role::Result,
-                ..plain("dst", [self.n, m], aligned)
+                ..f32_tensor("dst", [self.n, m], aligned)
             },
             src: sources(&[weights, act_tensor]),
         };
@@ -257,7 +257,7 @@ fn weights(
     }
 }
 
-fn plain(name: &str, ne: [usize; 2], offset: usize) -> Tensor<'_> {
+fn f32_tensor(name: &str, ne: [usize; 2], offset: usize) -> Tensor<'_> {
     tensor(name, DType::F32, ne, offset)
 }
 

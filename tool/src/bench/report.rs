@@ -11,7 +11,7 @@ use super::cpu::Time;
 use super::multiply::MeasuredCost;
 use crate::ToolError;
 use crate::quantize::Format;
-use crate::text::{Column, plain, table};
+use crate::text::{Column, escaped, table};
 
 /// All of it.
 #[derive(Debug, Serialize)]
@@ -173,8 +173,8 @@ impl Crossover {
         })
     }
 
-    /// Returns the value of the setting and of the variable, which accept no more rows than a ubatch
-    /// can have.
+    /// Returns the value of the setting and of the variable, which accept no more rows than a
+    /// ubatch can have.
     pub fn setting(&self) -> usize {
         self.min_m.min(Setting::MOST_ROWS)
     }
@@ -218,7 +218,7 @@ impl BenchReport {
 impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         for device in &self.devices {
-            writeln!(f, "{}: {}", device.name, plain(&device.description))?;
+            writeln!(f, "{}: {}", device.name, escaped(&device.description))?;
             if device.simulated {
                 writeln!(f, "{SIMULATED}")?;
             }
@@ -253,7 +253,7 @@ impl fmt::Display for BenchReport {
             }
         }
         for note in &self.notes {
-            writeln!(f, "- {}", plain(note))?;
+            writeln!(f, "- {}", escaped(note))?;
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
-//! Finds what this machine lacks for its NPU, and says it in one line each: what is seen, and what to type.
+//! Finds what this machine lacks for its NPU, and says it in one line each: what is seen, and what
+//! to type.
 //!
-//! The kernel's files tell which family of NPU the machine has. Each finding is a row of `LINES`, which the pages of
-//! docs/guide for the three kinds of device repeat.
+//! The kernel's files tell which family of NPU the machine has. Each finding is a row of `LINES`,
+//! which the pages of docs/guide for the three kinds of device repeat.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -9,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use regex_lite::Regex;
 
-/// The lines, with `…` for what differs between machines, and the pages of docs/guide that explain them.
+/// The lines, with `…` for what differs between machines, and the pages of docs/guide that explain
+/// them.
 ///
 /// The first part of a line says what was seen, the second what to do.
 #[cfg(test)]
@@ -102,7 +104,8 @@ impl Machine<'_> {
     }
 
     fn snapdragon(&self, lines: &mut Vec<String>) {
-        // SOURCE: names of nodes: Linux drivers/misc/fastrpc.c; adsprpc-smd: Qualcomm's kernels for Android.
+        // SOURCE: names of nodes: Linux drivers/misc/fastrpc.c; adsprpc-smd: Qualcomm's kernels for
+        // Android.
         let node = ["dev/fastrpc-cdsp", "dev/adsprpc-smd"]
             .iter()
             .find(|node| self.has(node));
@@ -127,7 +130,8 @@ impl Machine<'_> {
                     .into(),
             ),
         }
-        // SOURCE: names of heaps: Linux drivers/dma-buf/heaps; qcom,system and ion: Qualcomm's kernels for Android.
+        // SOURCE: names of heaps: Linux drivers/dma-buf/heaps; qcom,system and ion: Qualcomm's
+        // kernels for Android.
         let heaps = ["dev/dma_heap/system", "dev/dma_heap/qcom,system", "dev/ion"];
         match heaps.iter().find(|heap| self.has(heap)) {
             Some(heap) => self.permission(heap, lines),
@@ -182,8 +186,9 @@ impl Machine<'_> {
 
     /// Adds a line if the memory's clock is not the highest one that the board has.
     fn memory_clock(&self, lines: &mut Vec<String>) {
-        // SOURCE: the vendor's kernels have the memory's clock as the devfreq device `dmc`; that it can take half of the
-        // speed is what users report (airockchip/rknn-llm issue 532). Not measured here.
+        // SOURCE: the vendor's kernels have the memory's clock as the devfreq device `dmc`; that it
+        // can take half of the speed is what users report (airockchip/rknn-llm issue 532). Not
+        // measured here.
         let folder = "sys/class/devfreq/dmc";
         let hz = |file: &str| self.read(format!("{folder}/{file}"))?.parse::<u64>().ok();
         let (Some(now), Some(most)) = (hz("cur_freq"), hz("max_freq")) else {
@@ -242,7 +247,8 @@ impl Machine<'_> {
         name.unwrap_or_else(|| number.to_string())
     }
 
-    /// Returns the state of a processor that the kernel starts; `None` if the kernel shows no such processor.
+    /// Returns the state of a processor that the kernel starts; `None` if the kernel shows no such
+    /// processor.
     fn remote_processor(&self, name: &str) -> Option<String> {
         let entry = (self.entries("sys/class/remoteproc").into_iter()).find(|entry| {
             self.read(entry.join("name"))

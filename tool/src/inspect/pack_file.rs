@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::ToolError;
 use crate::files::Files;
 use crate::progress::Progress;
-use crate::text::{Column, plain, print, print_json, table};
+use crate::text::{Column, escaped, print, print_json, table};
 
 /// The report.
 #[derive(Debug, Serialize)]
@@ -139,10 +139,10 @@ impl fmt::Display for PackReport {
         writeln!(
             f,
             "{}: pack {} for {} {}",
-            plain(&self.file),
+            escaped(&self.file),
             self.version,
-            plain(&self.chip),
-            plain(&self.options)
+            escaped(&self.chip),
+            escaped(&self.options)
         )?;
         let mut columns = vec![
             Column::Text("name"),
@@ -160,7 +160,7 @@ impl fmt::Display for PackReport {
             let dims = row.shape.iter().rposition(|size| *size != 1).unwrap_or(0) + 1;
             let shape: Vec<String> = row.shape[..dims].iter().map(u64::to_string).collect();
             let mut cells = vec![
-                plain(&row.name),
+                escaped(&row.name),
                 row.dtype.into(),
                 shape.join("x"),
                 row.packed_bytes.to_string(),
@@ -168,7 +168,7 @@ impl fmt::Display for PackReport {
                 row.sampled_hash.clone(),
                 row.layout.clone(),
             ];
-            cells.extend(row.problem.as_ref().map(plain));
+            cells.extend(row.problem.as_ref().map(escaped));
             cells
         });
         f.write_str(&table(&columns, rows))?;

@@ -122,8 +122,8 @@ impl Model {
         })
     }
 
-    /// Returns the products that a device computes as dot products where nobody set a number of bits
-    /// and no rates are measured.
+    /// Returns the products that a device computes as dot products where nobody set a number of
+    /// bits and no rates are measured.
     fn dots(&self, weight: WeightType) -> Dots {
         // CAST: a number of threads.
         #[expect(clippy::cast_possible_truncation, reason = "see above")]
@@ -187,8 +187,8 @@ impl Model {
         self.vectors(self.between(counted, elems * rows))
     }
 
-    /// Returns what a product does with its results before it stores them, so that it is no command:
-    /// the packets of an operation between two counted sizes, less what a command takes.
+    /// Returns what a product does with its results before it stores them, so that it is no
+    /// command: the packets of an operation between two counted sizes, less what a command takes.
     fn epilogue(&self, [few, many]: [(usize, &str); 2], elems: usize) -> StepCost {
         let packets = self.between(&[few, many], elems) - self.between(&[few, many], 0);
         StepCost {

@@ -38,8 +38,8 @@ impl Counts {
         found.unwrap_or_else(|| unreachable!("{name} is counted: a test asks for every name"))
     }
 
-    /// Returns the packets for a tile of weights in a product with `rows` rows of activations, of which
-    /// `dots` are dot products.
+    /// Returns the packets for a tile of weights in a product with `rows` rows of activations, of
+    /// which `dots` are dot products.
     ///
     /// Whole products were counted for Q4_0, Q8_0 and F16; others take what their own kernel takes
     /// beyond that of Q4_0. F32 has no kernel that dequantizes and takes the packets of F16, the

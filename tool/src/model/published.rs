@@ -32,8 +32,8 @@ fn lines(kind: &str) -> impl Iterator<Item = &str> {
         .filter_map(move |line| line.strip_prefix(kind)?.strip_prefix(' '))
 }
 
-/// Returns the lowest and the highest rates that fit the published speeds of a workload, `prompt` or
-/// `token`, where those that nobody fitted are of `chip`.
+/// Returns the lowest and the highest rates that fit the published speeds of a workload, `prompt`
+/// or `token`, where those that nobody fitted are of `chip`.
 pub fn fitted(workload: &str, chip: HexRates) -> [Rates; 2] {
     let mut found = lines("rates").filter_map(|line| {
         let mut words = line.strip_prefix(workload)?.split_whitespace();

@@ -18,21 +18,23 @@ use crate::ToolError;
 use crate::chip::rockchip_layout;
 use crate::text::{Column, table};
 
-/// Nanoseconds of the CPU for each element that goes into a product on the NPU or comes out of it: rotation, quantization and
-/// sums, and the norms and gates between products.
-// SOURCE: fitted to RK3588, Qwen2.5-1.5B Q8_0, 281 tokens/s of a prompt of 512 (unimatrix099's fork of rk-llama.cpp, assumed
-// to have attention on the NPU). Other chips have no published figures and get the same.
+/// Nanoseconds of the CPU for each element that goes into a product on the NPU or comes out of it:
+/// rotation, quantization and sums, and the norms and gates between products.
+// SOURCE: fitted to RK3588, Qwen2.5-1.5B Q8_0, 281 tokens/s of a prompt of 512 (unimatrix099's fork
+// of rk-llama.cpp, assumed to have attention on the NPU). Other chips have no published figures and
+// get the same.
 const ELEMENT_NS: f64 = 2.35;
 
 /// Operations of the CPU's products in a nanosecond, for one token and for many.
-// SOURCE: RK3588 with four A76, rk-llama.cpp's README. One: 28.3 tokens/s of Gemma3 1B Q4_0, 8.3 of Ministral3 3B Q4_0. Many: 17.5
-// and 15.1 tokens/s of a prompt of 512 of Ministral3 3B Q8_0 and Q4_0. Other chips have no published figures and get the same.
+// SOURCE: RK3588 with four A76, rk-llama.cpp's README. One: 28.3 tokens/s of Gemma3 1B Q4_0, 8.3 of
+// Ministral3 3B Q4_0. Many: 17.5 and 15.1 tokens/s of a prompt of 512 of Ministral3 3B Q8_0 and
+// Q4_0. Other chips have no published figures and get the same.
 const CPU_TOKEN_OPS_PER_NS: f64 = 60.0;
 const CPU_BATCH_OPS_PER_NS: f64 = 100.0;
 
 /// Bytes that the CPU reads from memory in a nanosecond.
-// SOURCE: four A76 of RK3588, 25 GB/s (unimatrix099's fork of rk-llama.cpp). Other chips have no published figures and get the
-// same.
+// SOURCE: four A76 of RK3588, 25 GB/s (unimatrix099's fork of rk-llama.cpp). Other chips have no
+// published figures and get the same.
 const CPU_BYTES_PER_NS: f64 = 25.0;
 
 /// Bytes of an element of a cache in F16.
@@ -77,7 +79,8 @@ impl StepNs {
         as_f64(tokens) * 1e9 / (self.products + self.host + self.attention)
     }
 
-    /// Returns the tokens each second with attention on the CPU, at its lowest and its highest rate.
+    /// Returns the tokens each second with attention on the CPU, at its lowest and its highest
+    /// rate.
     fn cpu_attention_tokens_per_s(&self, tokens: usize) -> [f64; 2] {
         let rest = self.products + self.host;
         (self.cpu_attention).map(|attention| as_f64(tokens) * 1e9 / (rest + attention))

@@ -127,8 +127,8 @@ impl ModelShape {
     }
 }
 
-/// Returns the layer of a tensor, if that is a number, and its name there; `None` if it is outside of
-/// layers.
+/// Returns the layer of a tensor, if that is a number, and its name there; `None` if it is outside
+/// of layers.
 fn place(tensor: &TensorInfo) -> Option<(Option<usize>, &str)> {
     let rest = tensor.name.strip_prefix("blk.")?;
     let (layer, name) = rest.split_once('.').unwrap_or((rest, ""));

@@ -1,4 +1,5 @@
-//! Answers to questions about devices that no device has answered yet: each is a measurement, or a yes or no.
+//! Answers to questions about devices that no device has answered yet: each is a measurement, or a
+//! yes or no.
 //!
 //! Nothing here is tried that is reported to stop a kernel.
 
@@ -26,7 +27,8 @@ const ELEMENTS: usize = 1 << 14;
 // SOURCE: RK3588 has 3 MiB of L3, its other cores and chips less (Rockchip's data sheets).
 const CACHE_BYTES: usize = 8 << 20;
 
-/// Adds what the calls until now tell about loading our library and about memory, whether or not the session is open.
+/// Adds what the calls until now tell about loading our library and about memory, whether or not
+/// the session is open.
 pub(super) fn add_loading(lines: &mut Lines) {
     let calls = trace::so_far();
     lines.add("finding.loader", loader(&calls));
@@ -90,8 +92,8 @@ fn right(rounds: Vec<bool>) -> String {
     }
 }
 
-/// Has the DSP copy numbers in a buffer that takes the place, and most likely the descriptor, of one that was freed.
-/// Returns `false` if the DSP copied something else.
+/// Has the DSP copy numbers in a buffer that takes the place, and most likely the descriptor, of
+/// one that was freed. Returns `false` if the DSP copied something else.
 fn reused_buffer(npu: &HexNpu, round: u32) -> Result<bool> {
     let buffer: DeviceBuffer = zeroed(npu, ELEMENTS * 8)?;
     let number = (round + 1) as f32;
@@ -134,7 +136,8 @@ fn unmapped(calls: &[Calls]) -> String {
     }
 }
 
-/// Returns the time until a second session has worked right after this one did: VTCM changes hands in between.
+/// Returns the time until a second session has worked right after this one did: VTCM changes hands
+/// in between.
 fn handover(npu: &HexNpu, session: &SessionPlan, config: &Config) -> Result<Duration> {
     let device = session.another().untested("a second session", config)?;
     let buffers = [zeroed(npu, 4096)?, zeroed(device.npu(), 4096)?];
@@ -172,8 +175,9 @@ const M: usize = 64;
 const K: usize = 256;
 const N: usize = 256;
 
-/// Multiplies into memory as the kernel gives it, and into memory that was cleaned. Returns how many of the former results
-/// differ: zeros that the CPU's cache still held were written back over them.
+/// Multiplies into memory as the kernel gives it, and into memory that was cleaned. Returns how
+/// many of the former results differ: zeros that the CPU's cache still held were written back over
+/// them.
 fn fresh_results(rknn: &Arc<Rknn>, mask: Option<CoreMask>) -> Result<u32> {
     let [rows, k, n] = [M, K, N].map(|size| i32::try_from(size).unwrap_or(i32::MAX));
     let info = MatmulInfo::native(Precision::Fp16.matmul_type(), rows, k, n);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Lines;
-use super::machine::plain;
+use super::machine::reason_of;
 
 /// Adds the library of the vendor whose file name starts with `name`.
 pub(super) fn add(lines: &mut Lines, name: &str) {
@@ -20,7 +20,7 @@ pub(super) fn add(lines: &mut Lines, name: &str) {
 /// Adds a file and its build.
 pub(super) fn add_file(lines: &mut Lines, key: &str, path: Result<PathBuf, String>) {
     let bytes = path.clone().and_then(|path| {
-        std::fs::read(&path).map_err(|error| format!("cannot be read: {}", plain(&error)))
+        std::fs::read(&path).map_err(|error| format!("cannot be read: {}", reason_of(&error)))
     });
     lines.add_result(
         &format!("{key}.path"),
@@ -37,7 +37,7 @@ pub(super) fn add_file(lines: &mut Lines, key: &str, path: Result<PathBuf, Strin
 /// Returns the file of a library that is loaded.
 fn loaded(name: &str) -> Result<PathBuf, String> {
     // SOURCE: proc_pid_maps(5): the path is what follows the fifth field.
-    let maps = std::fs::read_to_string("/proc/self/maps").map_err(|error| plain(&error))?;
+    let maps = std::fs::read_to_string("/proc/self/maps").map_err(|error| reason_of(&error))?;
     let paths = maps
         .lines()
         .filter_map(|line| line.find('/').map(|at| &line[at..]));

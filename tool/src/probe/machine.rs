@@ -28,12 +28,12 @@ pub(super) fn read(path: &str) -> Result<String, String> {
             let text = String::from_utf8_lossy(&bytes).replace('\0', " ");
             Ok(text.trim().to_owned())
         }
-        Err(error) => Err(format!("{path}: {}", plain(&error))),
+        Err(error) => Err(format!("{path}: {}", reason_of(&error))),
     }
 }
 
 /// Returns a system's error without its number.
-pub(super) fn plain(error: &std::io::Error) -> String {
+pub(super) fn reason_of(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().into()
 }
@@ -79,7 +79,7 @@ pub(super) fn add(lines: &mut Lines) {
         let opened = std::fs::File::options().read(true).write(true).open(&path);
         let value = opened
             .map(|_| "opens for reading and writing")
-            .map_err(|error| plain(&error));
+            .map_err(|error| reason_of(&error));
         lines.add_result(&format!("node.{node}"), value);
     }
     for variable in [
@@ -109,7 +109,7 @@ fn property(name: &str) -> Result<String, String> {
     let output = Command::new(GETPROP).arg(name).output();
     match output {
         Ok(output) => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
-        Err(error) => Err(plain(&error)),
+        Err(error) => Err(reason_of(&error)),
     }
 }
 
@@ -117,7 +117,7 @@ fn property(name: &str) -> Result<String, String> {
 fn page_bytes() -> Result<u64, String> {
     // SOURCE: getauxval(3): pairs of words; 6 is AT_PAGESZ.
     const AT_PAGESZ: u64 = 6;
-    let bytes = std::fs::read("/proc/self/auxv").map_err(|error| plain(&error))?;
+    let bytes = std::fs::read("/proc/self/auxv").map_err(|error| reason_of(&error))?;
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
     (bytes.chunks_exact(16))
         .find(|pair| word(&pair[..8]) == AT_PAGESZ)

@@ -17,7 +17,7 @@ use ggml_rust_npu::rockchip::discovery::chip;
 
 use self::private::Private;
 use crate::progress::Progress;
-use crate::text::plain;
+use crate::text::escaped;
 use crate::{NO_DEVICE, ToolError, devices};
 
 mod finding;
@@ -49,7 +49,7 @@ impl Lines {
             [] => "none (empty)".into(),
             words => self.private.hide(&words.join(" ")),
         };
-        self.text += &format!("{}.{}: {}\n", self.section, plain(key), plain(value));
+        self.text += &format!("{}.{}: {}\n", self.section, escaped(key), escaped(value));
     }
 
     /// Adds a value or the reason why there is none.

@@ -57,7 +57,7 @@ fn open(caps: &'static RkCaps, simulated: bool, config: &Config) -> Result<(Arc<
 /// Clocks of the NPU that the kernel lets everyone read.
 fn add_clocks(lines: &mut Lines) {
     const FOLDER: &str = "/sys/class/devfreq";
-    let folder = std::fs::read_dir(FOLDER).map_err(|error| machine::plain(&error));
+    let folder = std::fs::read_dir(FOLDER).map_err(|error| machine::reason_of(&error));
     let npu = folder.and_then(|folder| {
         let mut paths = folder.flatten().map(|entry| entry.path());
         let found = paths.find(|path| path.to_string_lossy().contains("npu"));

@@ -37,9 +37,9 @@ const OPTION: &str = "--awq";
 /// Exponents that are tried: 0, 0.05, ... 0.95.
 const EXPONENTS: usize = 20;
 
-/// An expert that got fewer rows of activations is not scaled: its statistics are of these rows, not of others.
-/// With one row the error of other rows is five times that without scaling, with 64 it is the same (numpy, synthetic
-/// experts with 768 inputs, Q4_0).
+/// An expert that got fewer rows of activations is not scaled: its statistics are of these rows,
+/// not of others. With one row the error of other rows is five times that without scaling, with 64
+/// it is the same (numpy, synthetic experts with 768 inputs, Q4_0).
 pub const LEAST_ROWS: f32 = 64.0;
 
 /// Weights that read the same inputs.
@@ -348,8 +348,8 @@ impl ScaleGroup {
 }
 
 impl ScaleGroup {
-    /// Multiplies the columns of one expert's matrix, and divides the rows of the same expert's that
-    /// gives it its inputs.
+    /// Multiplies the columns of one expert's matrix, and divides the rows of the same expert's
+    /// that gives it its inputs.
     fn fold_expert(
         &self,
         expert: usize,

@@ -86,8 +86,9 @@ impl Format {
         }
     }
 
-    /// Returns the type for rows of `k` weights: itself if they are whole blocks of it, otherwise the
-    /// one with blocks of 32 that llama-quantize takes in its place; `None` if they are none either.
+    /// Returns the type for rows of `k` weights: itself if they are whole blocks of it, otherwise
+    /// the one with blocks of 32 that llama-quantize takes in its place; `None` if they are none
+    /// either.
     // SOURCE: tensor_type_fallback, llama-quant.cpp of llama.cpp 0.5.0.
     pub fn fitting(self, k: usize) -> Option<Self> {
         let fits = |format: Self| {
@@ -299,8 +300,8 @@ impl<'a> ErrorWeights<'a> {
 
 /// Returns the weights of the errors of a row's columns for a search that is also made without
 /// statistics: the weight of a column is then its magnitude plus the row's root mean square, which
-/// of nine such rules gives the lowest KL divergence on SmolLM2 in groups (0.2601; ggml's root of the
-/// sum of both squares: 0.2614, all the same: 0.2780, squares: 0.2768).
+/// of nine such rules gives the lowest KL divergence on SmolLM2 in groups (0.2601; ggml's root of
+/// the sum of both squares: 0.2614, all the same: 0.2780, squares: 0.2768).
 pub fn search_weights(row: &[f32], importance: Option<&[f32]>) -> Vec<f32> {
     if let Some(importance) = importance {
         return ErrorWeights::new(row, importance).row();

@@ -23,8 +23,8 @@ struct Statistics {
     counts: Vec<f32>,
 }
 
-// SOURCE: tools/imatrix/imatrix.cpp of llama.cpp 0.5.0, and common/imatrix-loader.cpp of 0.6.0, which knows the
-// sums of the inputs themselves.
+// SOURCE: tools/imatrix/imatrix.cpp of llama.cpp 0.5.0, and common/imatrix-loader.cpp of 0.6.0,
+// which knows the sums of the inputs themselves.
 const SUMS: &str = ".in_sum2";
 const PLAIN_SUMS: &str = ".in_sum";
 const COUNTS: &str = ".counts";
@@ -60,7 +60,8 @@ impl Imatrix {
             let experts = means.chunks_exact_mut(tensor.ne[0].max(1)).zip(&counts);
             for (means, count) in experts {
                 if counts.len() > 1 && *count == 0.0 {
-                    // The text never reached this expert: as llama-quantize, all inputs count the same.
+                    // The text never reached this expert: as llama-quantize, all inputs count the
+                    // same.
                     means.fill(1.0);
                 } else {
                     means.iter_mut().for_each(|sum| *sum /= count);
@@ -107,8 +108,8 @@ impl Imatrix {
         Ok(all)
     }
 
-    /// Returns the share of each expert in the rows of activations; all of them have the same if there
-    /// were none.
+    /// Returns the share of each expert in the rows of activations; all of them have the same if
+    /// there were none.
     ///
     /// # Errors
     /// As [`of`](Self::of).
@@ -126,8 +127,9 @@ impl Imatrix {
         Ok(counts.iter().map(share).collect())
     }
 
-    /// Returns the rows of activations that an expert got. A file that llama-imatrix made of its older format
-    /// has one number, that of the expert with most rows: llama-imatrix gives it to each when it goes on with such a file.
+    /// Returns the rows of activations that an expert got. A file that llama-imatrix made of its
+    /// older format has one number, that of the expert with most rows: llama-imatrix gives it to
+    /// each when it goes on with such a file.
     ///
     /// # Errors
     /// As [`of`](Self::of).

@@ -152,8 +152,9 @@ fn is_unknown(weights: &[f32]) -> bool {
     weights.iter().all(|weight| *weight == 0.0)
 }
 
-/// Returns the multiplier of a block with the least error, and that. If no weight counts, the multiplier is the
-/// best for all of them alike, as other text than that of the statistics may use them.
+/// Returns the multiplier of a block with the least error, and that. If no weight counts, the
+/// multiplier is the best for all of them alike, as other text than that of the statistics may use
+/// them.
 fn multiplier(x: &[f32], weights: &[f32], scale: f32) -> (u8, f32) {
     if is_unknown(weights) {
         let (best, _) = multiplier(x, &vec![1.0; x.len()], scale);

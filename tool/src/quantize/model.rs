@@ -98,7 +98,7 @@ fn of_dims<'a>(
     if dims != wanted {
         return Err(format!("{name} has {dims} dimensions, {option} needs {wanted}").into());
     }
-    plain(tensor, option)
+    unquantized(tensor, option)
 }
 
 /// Returns the norm or bias of a name, in a type that can be read as numbers.
@@ -120,14 +120,14 @@ pub fn vector<'a>(
         let shape = &tensor.ne[..tensor.dims];
         return Err(format!("{name} has the shape {shape:?}, {option} needs [{len}]").into());
     }
-    plain(tensor, option)
+    unquantized(tensor, option)
 }
 
 /// Types that are read as numbers.
-pub const PLAIN: [GgmlType; 3] = [GgmlType::F32, GgmlType::F16, GgmlType::BF16];
+pub const UNQUANTIZED: [GgmlType; 3] = [GgmlType::F32, GgmlType::F16, GgmlType::BF16];
 
-fn plain<'a>(tensor: &'a TensorInfo, option: &str) -> Result<&'a TensorInfo, ToolError> {
-    if PLAIN.contains(&tensor.dtype) {
+fn unquantized<'a>(tensor: &'a TensorInfo, option: &str) -> Result<&'a TensorInfo, ToolError> {
+    if UNQUANTIZED.contains(&tensor.dtype) {
         return Ok(tensor);
     }
     let (name, dtype) = (&tensor.name, tensor.dtype.name());

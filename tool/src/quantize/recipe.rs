@@ -59,7 +59,8 @@ pub struct Recipe<'a> {
 }
 
 impl Recipe<'_> {
-    /// Checks that each rule decides the type of a weight, which no rule does for routers of experts.
+    /// Checks that each rule decides the type of a weight, which no rule does for routers of
+    /// experts.
     ///
     /// - `tensors`: all of the new file, by their names there
     ///
@@ -149,10 +150,10 @@ impl Recipe<'_> {
     }
 }
 
-/// Returns `true` for the name of a router of experts. Routers keep their type: a wrong choice costs more
-/// than the bytes.
-// SOURCE: tensor_allows_quantization, llama-quant.cpp of llama.cpp 0.5.0, which is asked before the patterns of
-// --tensor-type.
+/// Returns `true` for the name of a router of experts. Routers keep their type: a wrong choice
+/// costs more than the bytes.
+// SOURCE: tensor_allows_quantization, llama-quant.cpp of llama.cpp 0.5.0, which is asked before the
+// patterns of --tensor-type.
 fn is_router(name: &str) -> bool {
     name.contains("ffn_gate_inp")
 }

@@ -1,9 +1,9 @@
 //! `--tile-group`: a pack next to the model whose weights are in groups of 2 × 16 instead of blocks
 //! of 32 × 1.
 //!
-//! A tensor of the pack replaces the Q4_0 or Q8_0 one of the same name in the new model, whose hashes it
-//! carries. Its weights are quantized from the source, as those of the model are, and not from the
-//! model's.
+//! A tensor of the pack replaces the Q4_0 or Q8_0 one of the same name in the new model, whose
+//! hashes it carries. Its weights are quantized from the source, as those of the model are, and not
+//! from the model's.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

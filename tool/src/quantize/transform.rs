@@ -58,7 +58,8 @@ impl Transform {
         self.inputs(&self.inputs(mean_squares))
     }
 
-    /// Returns the inputs after the transform, or sums of them, from those before it, expert by expert.
+    /// Returns the inputs after the transform, or sums of them, from those before it, expert by
+    /// expert.
     pub fn inputs(&self, inputs: &[f32]) -> Vec<f32> {
         debug_assert!(self.input.is_none(), "rotated inputs have other statistics");
         if self.columns.is_empty() {

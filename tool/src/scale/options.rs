@@ -10,8 +10,8 @@ use test_time_scaling::score::Aggregate;
 /// Solve problems; a run that was interrupted goes on where it ended
 #[derive(Debug, ClapArgs)]
 pub(super) struct RunArgs {
-    /// The problems, one in each line, as JSON: GSM8K, MATH-500, SVAMP, ASDiv, MAWPS, reasoning-gym,
-    /// or fields question and answer
+    /// The problems, one in each line, as JSON: GSM8K, MATH-500, SVAMP, ASDiv, MAWPS,
+    /// reasoning-gym, or fields question and answer
     pub(super) problems: PathBuf,
     /// The file of finished problems. The same command goes on with it
     #[arg(short, long, value_name = "FILE")]
@@ -108,8 +108,8 @@ pub(super) struct RunArgs {
     /// Likeliest tokens to sample from; 0: all
     #[arg(long, default_value_t = 0)]
     pub(super) top_k: u32,
-    /// Seed. The same seed gives the same samples if the server's arithmetic does not depend on what
-    /// it computes at the same time
+    /// Seed. The same seed gives the same samples if the server's arithmetic does not depend on
+    /// what it computes at the same time
     #[arg(long, default_value_t = 1)]
     pub(super) seed: u32,
     /// Seconds to wait for an answer of the server
@@ -123,7 +123,8 @@ fn tokens() -> impl TypedValueParser<Value = usize> {
     RangedU64ValueParser::new().range(1..=MAX_TOKENS as u64)
 }
 
-/// Reads a number from 0 to `most`. llama-server would take its own default for one that JSON does not have.
+/// Reads a number from 0 to `most`. llama-server would take its own default for one that JSON does
+/// not have.
 fn number(text: &str, most: f64) -> Result<f64, String> {
     let number = text.parse().ok();
     let number = number.filter(|number| (0.0..=most).contains(number));

@@ -1,5 +1,5 @@
-//! The picture: accuracy over the seconds or tokens that a problem takes, a line for each model and method, and
-//! the front of the points that no other one beats in both.
+//! The picture: accuracy over the seconds or tokens that a problem takes, a line for each model and
+//! method, and the front of the points that no other one beats in both.
 
 use test_time_scaling::summary::SummaryRow;
 
@@ -8,7 +8,7 @@ use crate::svg::{Axis, COLORS, GRID, NAME_HEIGHT, PLOT, document, number, path, 
 /// The line of the front.
 const FRONT: &str = "stroke-dasharray=\"6 4\" stroke=\"#888\" fill=\"none\"";
 
-/// Draws the rows. `pass` is a line of its own but never on the front: it chooses nothing.
+/// Draws the rows. `pass` is a separate line but never on the front: it chooses nothing.
 pub fn draw(rows: &[SummaryRow]) -> String {
     let [across, down] = PLOT;
     let x = Axis::new(rows.iter().map(price), across.clone());

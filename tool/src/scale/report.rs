@@ -13,7 +13,7 @@ use super::{AggregateName, plot};
 use crate::ToolError;
 use crate::files::{self, Files};
 use crate::model;
-use crate::text::{self, Column, plain, print_json, table};
+use crate::text::{self, Column, escaped, print_json, table};
 
 /// Print accuracy against the number of solutions
 #[derive(Debug, ClapArgs)]
@@ -21,7 +21,8 @@ pub struct ReportArgs {
     /// Files of finished problems
     #[arg(required = true)]
     samples: Vec<PathBuf>,
-    /// The rule that makes one score of those of the steps, for best-of-n [default: that of the run]
+    /// The rule that makes one score of those of the steps, for best-of-n [default: that of the
+    /// run]
     #[arg(long, value_enum)]
     aggregate: Option<AggregateName>,
     /// Reckon seconds for a problem with this GGUF, as `ggml-npu model` does
@@ -123,8 +124,8 @@ fn read(
 fn cells(row: &SummaryRow) -> Vec<String> {
     let percent = |share: f64| format!("{:.1}", share * 100.0);
     vec![
-        plain(&row.model),
-        plain(&row.method),
+        escaped(&row.model),
+        escaped(&row.method),
         row.n.to_string(),
         row.problems.to_string(),
         row.correct.to_string(),

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Runs the tool once for each signal that ends it and sends the signal as soon as `folder` has a third file, which is the
-/// unfinished output: the tool must say so, remove it and leave `output` as it was.
+/// Runs the tool once for each signal that ends it and sends the signal as soon as `folder` has a
+/// third file, which is the unfinished output: the tool must say so, remove it and leave `output`
+/// as it was.
 pub fn leaves_nothing(args: &[&str], folder: &Path, output: &Path) {
     fs::write(output, "the old one").unwrap();
     for (signal, number) in [
@@ -16,7 +17,8 @@ pub fn leaves_nothing(args: &[&str], folder: &Path, output: &Path) {
         ("TERM", libc::SIGTERM),
         ("HUP", libc::SIGHUP),
     ] {
-        // A shell's background jobs ignore SIGINT, and the tool respects that: the test must not depend on who started it.
+        // A shell's background jobs ignore SIGINT, and the tool respects that: the test must not
+        // depend on who started it.
         let mut child = test_kit::command("env")
             .args([
                 &format!("--default-signal={signal}"),
@@ -38,7 +40,8 @@ pub fn leaves_nothing(args: &[&str], folder: &Path, output: &Path) {
             std::thread::sleep(Duration::from_millis(1));
         }
         let process = i32::try_from(child.id()).unwrap();
-        // SAFETY: `kill` uses no memory. The child was not waited for, so the number is not another process's.
+        // SAFETY: `kill` uses no memory. The child was not waited for, so the number is not another
+        // process's.
         assert_eq!(unsafe { libc::kill(process, number) }, 0, "{signal}");
         let done = child.wait_with_output().unwrap();
         let errors = String::from_utf8_lossy(&done.stderr);

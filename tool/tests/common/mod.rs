@@ -1,4 +1,5 @@
-//! Shared by the tests of the tool: models written by hand, the tool's runs, and what is in the files it writes.
+//! Shared by the tests of the tool: models written by hand, the tool's runs, and what is in the
+//! files it writes.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::HashMap;

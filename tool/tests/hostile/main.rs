@@ -1,6 +1,7 @@
-//! Proves that no file makes the tool panic, hang, take much memory or print what a terminal obeys: hostile and odd files
-//! of every kind that it reads go through every command that reads them. Each run ends with exit code 0, 1 or 2, within a
-//! second of the processor and 256 MiB, and a failure is one line.
+//! Proves that no file makes the tool panic, hang, take much memory or print what a terminal obeys:
+//! hostile and odd files of every kind that it reads go through every command that reads them. Each
+//! run ends with exit code 0, 1 or 2, within a second of the processor and 256 MiB, and a failure
+//! is one line.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -81,8 +82,8 @@ impl Kind {
     ];
 }
 
-/// Command lines by what they read. `@` is the file, `=` a good model, `%` good statistics, `?` good problems, `>` an output,
-/// and `:` the address of no server.
+/// Command lines by what they read. `@` is the file, `=` a good model, `%` good statistics, `?`
+/// good problems, `>` an output, and `:` the address of no server.
 const COMMANDS: [(Kind, &str); 33] = [
     (Kind::Model, "inspect @"),
     (Kind::Model, "inspect @ --json --chip rk3588"),
@@ -166,7 +167,8 @@ fn damaged(name: &str, good: &[u8], count: usize) -> Files {
     cases
 }
 
-/// Runs the tool with limits. A run that takes too much memory ends by a signal, and so does one that takes too long.
+/// Runs the tool with limits. A run that takes too much memory ends by a signal, and so does one
+/// that takes too long.
 fn run(args: &[String], settings: &Path) -> (Output, Duration) {
     let script =
         format!("ulimit -c 0; ulimit -d {MEMORY_KIB}; ulimit -t {SECONDS}; exec \"$0\" \"$@\"");
@@ -218,7 +220,8 @@ fn fault(kind: Kind, output: &Output) -> Option<String> {
         text.chars()
             .any(|c| (c.is_control() && c != '\n') || c == '\u{202e}')
     };
-    // `devices` has a code of its own for a machine without any that can be used, and its report says why.
+    // `devices` has a code of its own for a machine without any that can be used, and its report
+    // says why.
     let expected = matches!(code, Some(0..=2)) || kind == Kind::Settings && code == Some(3);
     if !expected {
         return Some(format!("ended with {}", output.status));

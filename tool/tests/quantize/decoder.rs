@@ -85,7 +85,8 @@ pub fn with_experts(mut model: Model) -> Model {
     model
 }
 
-/// Statistics of every weight of the blocks: one set for all that read the same inputs, over three decades.
+/// Statistics of every weight of the blocks: one set for all that read the same inputs, over three
+/// decades.
 pub fn imatrix(model: &Model) -> Model {
     let mut imatrix = Model::new("general.type", "imatrix");
     for (name, ne, _) in &model.tensors {

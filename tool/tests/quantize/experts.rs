@@ -12,8 +12,8 @@ use crate::fails;
 
 const NAME: &str = "blk.0.ffn_up.weight";
 
-/// Writes a model with `values` as a weight, and statistics with one set of `squares` for each count; returns the
-/// weight's bytes in Q4_0.
+/// Writes a model with `values` as a weight, and statistics with one set of `squares` for each
+/// count; returns the weight's bytes in Q4_0.
 fn quantized(
     folder: &Path,
     ne: &[usize],
@@ -143,7 +143,8 @@ fn statistics_of_another_number_of_experts_are_refused() {
     assert!(!to.exists());
 }
 
-/// Writes a model with experts and its statistics, and scales it; returns the paths of the model and the result.
+/// Writes a model with experts and its statistics, and scales it; returns the paths of the model
+/// and the result.
 fn scaled(name: &str, architecture: &str, kind: &str, model: &Model) -> (PathBuf, PathBuf) {
     let folder = folder(&format!("tool_experts_{name}_{architecture}"));
     let [from, statistics, to] =
@@ -168,7 +169,8 @@ fn scaling_experts_alone_changes_the_weights_and_no_logit() {
         let (from, to) = scaled("fold", architecture, "f32", &model);
         let (before, after) = (values(&from), values(&to));
         let changed = (before.iter()).filter(|(name, old)| after[*name] != **old);
-        // In each block: two norms, four weights of attention, the router, and three of the experts.
+        // In each block: two norms, four weights of attention, the router, and three of the
+        // experts.
         assert_eq!(changed.count(), BLOCKS * 10, "{architecture}");
         let off = difference(&logits(&after), &logits(&before));
         assert!(off < 1e-5, "{architecture}: {off}");
@@ -195,8 +197,8 @@ fn scaling_experts_alone_changes_the_weights_and_no_logit() {
     }
 }
 
-/// Scales a model whose experts got `counts` rows of activations, or one number for all of them; returns the second
-/// matrices of the first block's experts, before and after, and what was said.
+/// Scales a model whose experts got `counts` rows of activations, or one number for all of them;
+/// returns the second matrices of the first block's experts, before and after, and what was said.
 fn scaled_with(name: &str, counts: &[f32]) -> (Vec<f32>, Vec<f32>, String) {
     let folder = folder(&format!("tool_experts_{name}"));
     let [from, statistics, to] =

@@ -7,7 +7,7 @@ use half::f16;
 use crate::common::{folder, quantize};
 use crate::decoder::{model, values, written};
 
-/// `d` of each block of a row, and the levels behind it.
+/// `d` of each block of a row, and the levels after it.
 fn blocks(bytes: &[u8]) -> Vec<(f64, Vec<i32>)> {
     let block = |block: &[u8]| {
         let d = f16::from_le_bytes([block[0], block[1]]).to_f64();

@@ -76,7 +76,8 @@ fn scales_are_those_for_the_type_of_each_weight() {
         rounded.eq(after.iter().copied())
     };
     let name = "blk.0.ffn_down.weight";
-    // A weight that is not quantized has nothing to gain from scales; one of a group of which others are is scaled with them.
+    // A weight that is not quantized has nothing to gain from scales; one of a group of which
+    // others are is scaled with them.
     for (rule, scaled) in [
         ("ffn_down=f16", false),
         ("blk.0.(ffn_down|ffn_gate)=f16", false),

@@ -8,8 +8,8 @@ use crate::fails;
 
 #[test]
 fn rotations_alone_change_the_weights_and_no_logit() {
-    // In each block R1 changes two norms and seven weights, and R2 two weights; a bias of V with qwen2. Beside these R1
-    // changes the embeddings and the last norm.
+    // In each block R1 changes two norms and seven weights, and R2 two weights; a bias of V with
+    // qwen2. Beside these R1 changes the embeddings and the last norm.
     for (architecture, which, want) in [
         ("llama", "r1", 9 * BLOCKS + 2),
         ("llama", "r2", 2 * BLOCKS),

@@ -48,8 +48,8 @@ fn groups_of_8_bits_are_near_the_source_too() {
     grouped("q8_0", 8, &LOST_8, false);
 }
 
-/// Quantizes to a type and to groups of `bits`, whose loss must be in `range`, and returns the error of
-/// the products without statistics, and with them if the type uses any.
+/// Quantizes to a type and to groups of `bits`, whose loss must be in `range`, and returns the
+/// error of the products without statistics, and with them if the type uses any.
 fn grouped(
     format: &str,
     bits: usize,

@@ -20,9 +20,11 @@ vector_ops! {
     zeros_w(a) = Q6_Vuw_vcl0_Vuw(a);
     /// Counts the leading zeros of halfwords: `Q6_Vuh_vcl0_Vuh`.
     zeros_h(a) = Q6_Vuh_vcl0_Vuh(a);
-    /// Returns the words of `a` shifted left by the counts in `count`; 0 stays 0 for any count: `Q6_Vw_vasl_VwVw`.
+    /// Returns the words of `a` shifted left by the counts in `count`; 0 stays 0 for any count:
+    /// `Q6_Vw_vasl_VwVw`.
     shl_w_each(a, count) = Q6_Vw_vasl_VwVw(a, count);
-    /// Returns the halfwords of `a` shifted left by the counts in `count`; 0 stays 0 for any count: `Q6_Vh_vasl_VhVh`.
+    /// Returns the halfwords of `a` shifted left by the counts in `count`; 0 stays 0 for any count:
+    /// `Q6_Vh_vasl_VhVh`.
     shl_h_each(a, count) = Q6_Vh_vasl_VhVh(a, count);
     /// Returns the wrapping difference of halfwords: `Q6_Vh_vsub_VhVh`.
     sub_h(a, b) = Q6_Vh_vsub_VhVh(a, b);

@@ -46,8 +46,8 @@ pub fn sub_f16(a: Vector, b: Vector) -> Vector {
     f16_from_qf16(unsafe { arch::Q6_Vqf16_vsub_VhfVhf(a.0, b.0) })
 }
 
-/// Returns unsigned bytes less `zero` as halfwords for [`f16_from_spread`], (even bytes, odd bytes):
-/// `Q6_Wh_vsub_VubVub`.
+/// Returns unsigned bytes less `zero` as halfwords for [`f16_from_spread`], (even bytes, odd
+/// bytes): `Q6_Wh_vsub_VubVub`.
 #[must_use]
 #[inline(always)]
 pub fn spread_b(bytes: Vector, zero: u8) -> (Vector, Vector) {
@@ -55,10 +55,11 @@ pub fn spread_b(bytes: Vector, zero: u8) -> (Vector, Vector) {
     split(unsafe { arch::Q6_Wh_vsub_VubVub(bytes.0, super::splat_b(zero).0) })
 }
 
-/// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same `zero`:
-/// `Q6_Vhf_equals_Vh`, where there is one.
+/// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same
+/// `zero`: `Q6_Vhf_equals_Vh`, where there is one.
 ///
-/// A qf16 difference of f16 would have the exponent of its operands, and a product with it too few bits.
+/// A qf16 difference of f16 would have the exponent of its operands, and a product with it too few
+/// bits.
 #[must_use]
 #[inline(always)]
 pub fn f16_from_spread(halves: Vector, _zero: u8) -> Vector {
@@ -123,8 +124,8 @@ pub fn mul_f32(a: Vector, b: Vector) -> Vector {
 
 /// Returns `v`, but NaN where `power` is NaN instead of a power of two.
 ///
-/// Before V79 qfloat has no NaN: an operation on one gives a number. Bit 22 is set in a NaN, and clear in
-/// a power of two.
+/// Before V79 qfloat has no NaN: an operation on one gives a number. Bit 22 is set in a NaN, and
+/// clear in a power of two.
 #[must_use]
 #[inline(always)]
 pub fn or_nan(v: Vector, power: Vector) -> Vector {

@@ -82,8 +82,8 @@ pub fn spread_b(bytes: Vector, _zero: u8) -> (Vector, Vector) {
     interleave_b(bytes, splat_b(crate::hvx::SPREAD_EXPONENT))
 }
 
-/// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same `zero`:
-/// [`sub_f16`].
+/// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same
+/// `zero`: [`sub_f16`].
 #[must_use]
 #[inline(always)]
 pub fn f16_from_spread(halves: Vector, zero: u8) -> Vector {
@@ -126,7 +126,8 @@ pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
     (mul_f32(a.0, b.0), mul_f32(a.1, b.1))
 }
 
-/// Returns the sums of `(even, odd)` and the exact f32 products of f16 lanes: `Q6_Wsf_vmpyacc_WsfVhfVhf`.
+/// Returns the sums of `(even, odd)` and the exact f32 products of f16 lanes:
+/// `Q6_Wsf_vmpyacc_WsfVhfVhf`.
 #[must_use]
 #[inline(always)]
 pub fn widen_mul_add_f16((even, odd): (Vector, Vector), a: Vector, b: Vector) -> (Vector, Vector) {
@@ -182,8 +183,8 @@ pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
     portable(even, odd)
 }
 
-/// Converts the products of two pairs of f32 to f16, lanes of the first in even places: [`mul_f32`],
-/// [`narrow_f32`].
+/// Converts the products of two pairs of f32 to f16, lanes of the first in even places:
+/// [`mul_f32`], [`narrow_f32`].
 #[must_use]
 #[inline(always)]
 pub fn mul_narrow_f32(a: [Vector; 2], b: [Vector; 2]) -> Vector {

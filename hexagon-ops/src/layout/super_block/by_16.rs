@@ -126,8 +126,8 @@ impl Q3K {
         ]
     }
 
-    /// Returns the places of the scale of half `h` of a tile: byte and shift of its lower four bits,
-    /// and of its upper two.
+    /// Returns the places of the scale of half `h` of a tile: byte and shift of its lower four
+    /// bits, and of its upper two.
     const fn scale_places(tile: usize, h: usize) -> [(usize, usize); 2] {
         let j = 2 * tile + h;
         [(96 + j % 8, 4 * (j / 8)), (104 + j % 4, 2 * (j / 4))]

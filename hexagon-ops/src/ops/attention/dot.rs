@@ -107,8 +107,8 @@ impl Plan {
         self.rows * (job.dk + 2) + LANES * job.dk.max(job.dv)
     }
 
-    /// Returns the lines that a batch needs, with room for the rounding of [`Arena`], or the largest number: they may be
-    /// more than a word of the DSP can count.
+    /// Returns the lines that a batch needs, with room for the rounding of [`Arena`], or the
+    /// largest number: they may be more than a word of the DSP can count.
     fn lines(&self, job: &Job<'_>) -> usize {
         let passes = (self.splits * job.kv_heads).saturating_mul(self.blocks(job, self.queries));
         let results = passes.saturating_mul(self.pass_lines(job));
@@ -447,7 +447,8 @@ impl hvx::Kernel for Values<'_> {
         {
             let weights: &[f32; LANES] = bytemuck::cast_ref(weights);
             for (i, sums) in result[..dv].chunks_mut(2).enumerate() {
-                // Made before the sums: its division is a call, which a sum would have to be stored for.
+                // Made before the sums: its division is a call, which a sum would have to be stored
+                // for.
                 let values = weights.iter().zip(self.values.chunks_exact(dv));
                 match sums {
                     [first, second] => {
@@ -484,8 +485,8 @@ mod tests {
     use crate::ops::tensor::{Shape, Type, View};
     use crate::rt::Engine;
 
-    /// All rows of results together take 4 GiB and some lines, which a word of the DSP cannot count: the plan takes fewer
-    /// queries at a time.
+    /// All rows of results together take 4 GiB and some lines, which a word of the DSP cannot
+    /// count: the plan takes fewer queries at a time.
     #[test]
     fn a_batch_fits_in_vtcm_however_many_rows_there_are() {
         let shape = |ne: [usize; 4]| Shape {

@@ -22,7 +22,7 @@ use crate::ops::tensor::{Type, View, first_halves};
 /// Elements of a row that are packed at a time.
 pub(super) const SLAB: usize = 64;
 
-/// CacheRows of keys or values that are packed.
+/// Rows of a cache of keys or values that are packed.
 pub(super) struct CacheRows<'a> {
     pub(super) view: &'a View<'a>,
     /// Head and stream.
@@ -51,8 +51,8 @@ impl CacheRows<'_> {
         (self.slab(slab).len() == SLAB).then(|| self.vectors(slab))?
     }
 
-    /// Returns a vector that starts with the elements of a slab for each row, if they can be loaded as they are and have
-    /// memory of the tensor after them.
+    /// Returns a vector that starts with the elements of a slab for each row, if they can be loaded
+    /// as they are and have memory of the tensor after them.
     #[inline(always)]
     fn vectors(&self, slab: usize) -> Option<StridedVectors<'_>> {
         let (view, [head, stream]) = (self.view, self.head);
@@ -64,7 +64,8 @@ impl CacheRows<'_> {
         view.strided(first + slab * LINE_BYTES, self.positions.len())
     }
 
-    /// Reads a slab of the rows of a strip as f16, with zeros after them. Returns the bits of their largest magnitudes.
+    /// Reads a slab of the rows of a strip as f16, with zeros after them. Returns the bits of their
+    /// largest magnitudes.
     #[inline(always)]
     fn read(&self, strip: usize, slab: usize, out: &mut [Line; TILE_DIM]) -> Vector {
         let (strip, elems) = (self.strip(strip), self.slab(slab));
@@ -100,7 +101,8 @@ impl CacheRows<'_> {
     }
 }
 
-/// Reads elements of the rows of a strip as f16, with zeros after them: a kernel of its own, because rows have many types.
+/// Reads elements of the rows of a strip as f16, with zeros after them: a kernel of its own,
+/// because rows have many types.
 struct ReadHalves<'a> {
     rows: &'a CacheRows<'a>,
     strip: Range<usize>,
@@ -149,7 +151,8 @@ impl hvx::Kernel for PackKeys<'_> {
                 None => self.transpose_lines(lines, slab, tiles),
             };
             largest = max_h(largest, found);
-            // Strips that have no 32 positions, and rows of other types.
+            // The remaining strips: those with fewer than 32 positions, and all if the rows have
+            // another type.
             let rest = tiles.chunks_exact_mut(self.per_strip).enumerate();
             for (strip, tiles) in rest.skip(strips) {
                 largest = max_h(largest, self.rows.read(strip, slab, &mut square));
@@ -162,8 +165,8 @@ impl hvx::Kernel for PackKeys<'_> {
 }
 
 impl PackKeys<'_> {
-    /// Packs a slab of at most 32 elements, of the strips that have 32 rows. Returns their largest magnitudes, and their
-    /// number; none if the rows cannot be loaded as they are.
+    /// Packs a slab of at most 32 elements, of the strips that have 32 rows. Returns their largest
+    /// magnitudes, and their number; none if the rows cannot be loaded as they are.
     #[inline(always)]
     fn transpose_halves(&self, slab: usize, tiles: &mut [Tile]) -> (Vector, usize) {
         let mut largest = splat_w(0);
@@ -183,7 +186,8 @@ impl PackKeys<'_> {
         (largest, strips)
     }
 
-    /// Packs a slab of the strips that have 32 lines. Returns their largest magnitudes, and their number.
+    /// Packs a slab of the strips that have 32 lines. Returns their largest magnitudes, and their
+    /// number.
     #[inline(always)]
     fn transpose_lines<const ALIGNED: bool>(
         &self,
@@ -211,8 +215,8 @@ impl PackKeys<'_> {
     }
 }
 
-/// Transposes 32 rows of 16 words each, as [`transpose`] does with the first half of its square. Returns the larger ones of
-/// `largest` and the magnitudes of their f16.
+/// Transposes 32 rows of 16 words each, as [`transpose`] does with the first half of its square.
+/// Returns the larger ones of `largest` and the magnitudes of their f16.
 ///
 /// - `kept`: ones where a vector that has the words of two rows has elements
 #[inline(always)]
@@ -245,10 +249,11 @@ fn transpose_half_square<const ALIGNED: bool>(
     largest
 }
 
-/// Transposes 32 rows of 32 words each, as [`transpose`] does. Returns the larger ones of `largest` and the magnitudes of
-/// their f16.
+/// Transposes 32 rows of 32 words each, as [`transpose`] does. Returns the larger ones of `largest`
+/// and the magnitudes of their f16.
 ///
-/// - `fours`: [`FOURS`], which the compiler does not know. It would unroll the loop, and be short of registers.
+/// - `fours`: [`FOURS`], which the compiler does not know. It would unroll the loop, and be short
+///   of registers.
 #[inline(always)]
 fn transpose_square<const ALIGNED: bool>(
     rows: Square<'_, ALIGNED>,
@@ -314,7 +319,8 @@ fn transpose(square: &mut [Line; TILE_DIM], tiles: &mut [Tile]) {
     }
 }
 
-/// Runs the rounds of blocks of 4, 2 and 1 words on each eight lines. The next eight are loaded while these are stored.
+/// Runs the rounds of blocks of 4, 2 and 1 words on each eight lines. The next eight are loaded
+/// while these are stored.
 #[inline(always)]
 fn last_rounds_in_place(lines: &mut [Line; TILE_DIM]) {
     let mut v = [splat_w(0); 8];
@@ -388,7 +394,8 @@ impl hvx::Kernel for PackValues<'_> {
             Some(lines) => interleave_lines(Some(lines), even, odd),
             None => interleave_lines(lines, even, odd),
         };
-        // Strips that have no 32 positions, and rows of other types.
+        // The remaining strips: those with fewer than 32 positions, and all if the rows have
+        // another type.
         let rest = even.iter_mut().zip(odd).enumerate();
         let mut lines = hvx::zeros::<TILE_DIM>();
         for (strip, (even, odd)) in rest.skip(strips) {

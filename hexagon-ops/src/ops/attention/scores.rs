@@ -1,8 +1,8 @@
 //! Masks, factors and caps of scores before they become weights.
 //!
-//! The matrix unit stores scores with their factor where they are certain to be in FP16's range. A mask that only hides
-//! positions, and hides none of many, then leaves most scores as they are: [`Hide`] changes the others. Other scores are
-//! computed in f32 by [`Adjust`].
+//! The matrix unit stores scores with their factor where they are certain to be in FP16's range. A
+//! mask that only hides positions, and hides none of many, then leaves most scores as they are:
+//! [`Hide`] changes the others. Other scores are computed in f32 by [`Adjust`].
 //!
 //! Hidden positions have the lowest f16, and visible ones at least the next f16.
 
@@ -80,11 +80,11 @@ impl BlockMask<'_> {
     }
 }
 
-/// Hides what a plain mask hides, and what is past the last position.
+/// Hides what a mask that only hides has, and what is past the last position.
 pub(super) struct Hide<'a> {
     pub(super) job: &'a Job<'a>,
     pub(super) rows: RowTile,
-    /// A plain mask, if there is one.
+    /// A mask that only hides, if there is one.
     pub(super) mask: Option<&'a BlockMask<'a>>,
     pub(super) positions: Range<usize>,
     /// A bit for each 64 positions that are not all visible.
@@ -164,7 +164,8 @@ struct Term {
 }
 
 impl Term {
-    /// Returns the terms of 64 positions, of which those are hidden that have bits in `even` and `odd`.
+    /// Returns the terms of 64 positions, of which those are hidden that have bits in `even` and
+    /// `odd`.
     #[inline(always)]
     fn of_rows(even: Vector, odd: Vector) -> [Self; 2] {
         let (low, high) = interleave_w(
@@ -341,13 +342,14 @@ impl hvx::Kernel for Cap<'_> {
     }
 }
 
-/// Returns the sum of scores and their addends, limited to FP16's range. A visible position does not
-/// get the score of a hidden one.
+/// Returns the sum of scores and their addends, limited to FP16's range. A visible position does
+/// not get the score of a hidden one.
 #[inline(always)]
 fn limited_sum(scores: &Line, term: &Line) -> Vector {
     let term = hvx::load(term);
     let x = add_f32(hvx::load(scores), term);
-    // Addends of visible positions are above a tenth of `HIDDEN`, and become more than the lowest score.
+    // Addends of visible positions are above a tenth of `HIDDEN`, and become more than the lowest
+    // score.
     let scaled = mul_f32(term, splat_f32(HIDDEN_F16 / HIDDEN));
     let lowest = min_f32(scaled, splat_f32(LOWEST));
     min_f32(max_f32(x, lowest), splat_f32(-HIDDEN_F16))

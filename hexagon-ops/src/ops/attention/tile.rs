@@ -55,7 +55,7 @@ use copies::{Ahead, BlockOperands};
 use group::Block;
 use operands::Magnitudes;
 use queries::QueryTile;
-use sight::{Look, Sight, is_plain};
+use sight::{Look, Sight, can_look_at};
 pub(super) use vtcm::TilePlan;
 use vtcm::{Copied, GROUP, MAX_ROW_TILES, TileMemory};
 
@@ -134,8 +134,8 @@ struct NextBlock {
     used: Option<Sight>,
 }
 
-/// The tiles of rows of a head. Each head has its own numbers in the same memory, which is long: clearing
-/// it for each head would take as long as half of a token's block.
+/// The tiles of rows of a head. Each head has its own numbers in the same memory, which is long:
+/// clearing it for each head would take as long as half of a token's block.
 struct Tiles {
     queries: [QueryTile; MAX_ROW_TILES],
     /// Sights of the tiles for the current block, and for the next one if it was looked at.
@@ -195,8 +195,8 @@ impl Head<'_> {
         true
     }
 
-    /// Returns the first block starting with position `start` or later that any tile of rows sees, as
-    /// far as that is known before it is copied. Looks at it if loads read the mask.
+    /// Returns the first block starting with position `start` or later that any tile of rows sees,
+    /// as far as that is known before it is copied. Looks at it if loads read the mask.
     fn next_block(&self, start: usize, tiles: &mut Tiles) -> Option<NextBlock> {
         let length = self.plan.strips * TILE_DIM;
         let mut start = start;
@@ -284,7 +284,7 @@ impl Head<'_> {
         sights: &mut [Sight; MAX_ROW_TILES],
     ) -> Sight {
         let sights = &mut sights[..self.n_tiles()];
-        match (mask, mask.filter(|mask| is_plain(&mask.view.shape))) {
+        match (mask, mask.filter(|mask| can_look_at(&mask.view.shape))) {
             (None, _) => sights.fill(Sight::all(positions.len())),
             (Some(_), None) => sights.fill(Sight::unknown(positions.len())),
             (_, Some(mask)) => self.look_at(mask, positions, sights),

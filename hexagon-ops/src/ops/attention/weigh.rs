@@ -35,7 +35,8 @@ pub(super) struct Weigh<'a> {
     pub(super) maxima: &'a mut [Line],
     /// For each row: f32 sums in lanes.
     pub(super) sums: &'a mut [Line],
-    /// For each pair of rows, in turns: f16 factors of the earlier sums; not written for the first positions.
+    /// For each pair of rows, in turns: f16 factors of the earlier sums; not written for the first
+    /// positions.
     pub(super) scales: &'a mut [Line],
 }
 
@@ -60,8 +61,8 @@ impl hvx::Kernel for Weigh<'_> {
 }
 
 impl Weigh<'_> {
-    /// Turns the scores of N pairs of rows, starting with pair `first`, into weights, and adds them to the scaled earlier
-    /// sums.
+    /// Turns the scores of N pairs of rows, starting with pair `first`, into weights, and adds them
+    /// to the scaled earlier sums.
     #[inline(always)]
     fn pairs<const N: usize>(&mut self, first: usize) {
         let at = first / N % (F16_TILE_LINES / N);
@@ -93,7 +94,8 @@ impl Weigh<'_> {
         self.sum::<N>(first, at, largest);
     }
 
-    /// Turns scores into weights and sums them: two pairs at a time, because more would not fit in registers.
+    /// Turns scores into weights and sums them: two pairs at a time, because more would not fit in
+    /// registers.
     #[inline(always)]
     fn sum<const N: usize>(&mut self, first: usize, at: usize, largest: [Vector; N]) {
         let twos = largest.as_chunks::<2>().0;

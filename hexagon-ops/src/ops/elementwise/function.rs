@@ -118,7 +118,8 @@ pub enum Glu {
     GegluErf,
     /// [`math::gelu_quick`] of a, times b.
     GegluQuick,
-    /// `x / (1 + e^(-alpha x)) · (y + 1)`, x = a up to the limit, y = b between minus the limit and the limit.
+    /// `x / (1 + e^(-alpha x)) · (y + 1)`, x = a up to the limit, y = b between minus the limit and
+    /// the limit.
     SwigluOai {
         /// Slope of the sigmoid.
         alpha: f32,
@@ -143,9 +144,9 @@ pub enum Function {
     Glu(Glu),
 }
 
-/// Writes a function of the lanes `$x` of each vector of `$a` (and `$y` of `$b`) to as many elements of
-/// `$out`. Each function has a loop with inlined code, because only inlined code is compiled for the
-/// machine's vectors.
+/// Writes a function of the lanes `$x` of each vector of `$a` (and `$y` of `$b`) to as many
+/// elements of `$out`. Each function has a loop with inlined code, because only inlined code is
+/// compiled for the machine's vectors.
 macro_rules! each {
     ($out:ident; $x:ident in $a:ident => $f:expr) => {
         for k in (0..$a.len()).step_by(32) {
@@ -161,9 +162,9 @@ macro_rules! each {
     };
 }
 
-/// Does the same as `each!`, with a copy of the code for `$n` whole vectors at a time: for functions that
-/// are short or common. All of them are loaded before the first is stored, so that loads, arithmetic and stores of
-/// different vectors run beside each other.
+/// Does the same as `each!`, with a copy of the code for `$n` whole vectors at a time: for
+/// functions that are short or common. All of them are loaded before the first is stored, so that
+/// loads, arithmetic and stores of different vectors run beside each other.
 macro_rules! each_group {
     ($n:expr; $out:ident; $x:ident in $a:ident => $f:expr) => {{
         let a: &[f32] = $a;
@@ -212,8 +213,9 @@ macro_rules! each_group {
     }};
 }
 
-/// Does the same as `each_group!`, for functions of few instructions: operands that start with a line are loaded and stored as
-/// lines, of which a packet has one of each, and each result is stored beside the loads of the next one.
+/// Does the same as `each_group!`, for functions of few instructions: operands that start with a
+/// line are loaded and stored as lines, of which a packet has one of each, and each result is
+/// stored beside the loads of the next one.
 macro_rules! each_line {
     ($out:ident; $x:ident in $a:ident => $f:expr) => {{
         let a: &[f32] = $a;
@@ -285,8 +287,9 @@ macro_rules! each_line {
     }};
 }
 
-/// Vectors that a long function computes at a time. Its steps depend on each other, and those of other vectors fill the
-/// packets. With qfloat, more would take more registers than there are, and qfloat values are not stored.
+/// Vectors that a long function computes at a time. Its steps depend on each other, and those of
+/// other vectors fill the packets. With qfloat, more would take more registers than there are, and
+/// qfloat values are not stored.
 pub(in crate::ops) const BESIDE: usize = if hvx::HAS_IEEE { 4 } else { 3 };
 /// The same for functions with two polynomials, or with many constants.
 const FEW: usize = if hvx::HAS_IEEE { 4 } else { 2 };
@@ -445,7 +448,8 @@ impl Glu {
     #[inline(always)]
     fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
         match self {
-            // With qfloat, four would take more registers than there are, and qfloat values are not stored.
+            // With qfloat, four would take more registers than there are, and qfloat values are not
+            // stored.
             Self::Swiglu if hvx::HAS_IEEE => {
                 each_group!(4; out; x in a, y in b => mul_f32(math::silu(x), y));
             }

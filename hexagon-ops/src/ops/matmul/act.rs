@@ -122,8 +122,8 @@ fn narrow_scaled(even: &[f32; TILE_DIM], odd: &[f32; TILE_DIM], inverses: [Vecto
     hvx::mul_narrow_f32([hvx::load_f32(even), hvx::load_f32(odd)], inverses)
 }
 
-/// Packs up to 32 rows into tiles. Brings each pair of rows towards the processor while it packs the
-/// pair before.
+/// Packs up to 32 rows into tiles. Brings each pair of rows towards the processor while it packs
+/// the pair before.
 ///
 /// - `row(i)`: row i of these, `None` past the last one
 /// - `tiles`: `ceil(K / 32)` tiles, all written; missing rows become zero
@@ -144,8 +144,8 @@ pub fn pack_rows<'a>(
     }
 }
 
-/// Brings two rows towards the processor: the first one only if the distance of the second does not fit in a fetch of
-/// both, because a second fetch would end the first.
+/// Brings two rows towards the processor: the first one only if the distance of the second does not
+/// fit in a fetch of both, because a second fetch would end the first.
 fn fetch_pair([first, second]: [&[f32]; 2]) {
     let bytes = size_of_val(first);
     if bytes < FETCH_BYTES {
@@ -185,7 +185,8 @@ impl hvx::Kernel for PackTwo<'_> {
         let (evens, last_even) = whole_even[..both].as_chunks::<4>();
         let (odds, last_odd) = whole_odd[..both].as_chunks::<4>();
         for ((tiles, even), odd) in fours.iter_mut().zip(evens).zip(odds) {
-            // All are loaded before the first is stored, because to the compiler a store may change what is loaded next.
+            // All are loaded before the first is stored, because to the compiler a store may change
+            // what is loaded next.
             let mut halves = [hvx::splat_w(0); 4];
             for i in 0..4 {
                 halves[i] = narrow_scaled(&even[i], &odd[i], inverses);

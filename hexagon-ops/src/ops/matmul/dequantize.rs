@@ -23,18 +23,18 @@
 //! 2. **Scales come in place.** A word of the scale plane holds the f16 scales of two tiles for one
 //!    column. An interleave of the line with itself doubles the halves of one tile, which then
 //!    match the halfword pairs of all its FP16 lines.
-//! 3. **Bytes become FP16 by their exponent**, with IEEE arithmetic. A Q8_0 byte is stored as u = q + 128.
-//!    With 0x64 above it, it reads as the FP16 number 1024 + u; 1152 is subtracted exactly, which leaves
-//!    q. A qfloat difference would keep the exponent of 1152, so that a product with it has few bits:
-//!    with qfloat, 128 is subtracted from integers, and the conversion is the unit's own
-//!    ([`hvx::f16_from_spread`]).
+//! 3. **Bytes become FP16 by their exponent**, with IEEE arithmetic. A Q8_0 byte is stored as u =
+//!    q + 128. With 0x64 above it, it reads as the FP16 number 1024 + u; 1152 is subtracted
+//!    exactly, which leaves q. A qfloat difference would keep the exponent of 1152, so that a
+//!    product with it has few bits: with qfloat, 128 is subtracted from integers, and the
+//!    conversion is the unit's own ([`hvx::f16_from_spread`]).
 //! 4. **Each element is rounded once** (twice for Q4_1 with qfloat), by the multiplication with its
 //!    scale.
 //! 5. **Super-blocks have scales of two levels**, which become one level first
 //!    (`matmul/super_block.rs`).
 //! 6. **The shift unit is scarce.** `vlut16` needs it, as do qfloat's sums and conversions. So high
-//!    nibbles are moved by a multiplication, and with qfloat Q4_1 and Q4Tile use two lookups of bytes
-//!    ([`hvx::lookup32_of`]), which do without that unit.
+//!    nibbles are moved by a multiplication, and with qfloat Q4_1 and Q4Tile use two lookups of
+//!    bytes ([`hvx::lookup32_of`]), which do without that unit.
 //! 7. **Some parts are looked up ahead** of the one that is scaled, across tiles. Otherwise a tile
 //!    would begin with lookups and end with stores, each with nothing beside them.
 //! 8. **Groups of 2 × 16 look up their scales too** (`grouped`): one scale serves half an FP16
@@ -231,8 +231,8 @@ fn dequantize_tiles<D: Dequantizer<L, T>, const L: usize, const T: usize>(
     }
 }
 
-/// Dequantizes tiles, as many as a multiple of 4, whose lines of scales have two tiles each. Not inlined
-/// on the device, as [`dequantize_tiles`].
+/// Dequantizes tiles, as many as a multiple of 4, whose lines of scales have two tiles each. Not
+/// inlined on the device, as [`dequantize_tiles`].
 ///
 /// Lines are loaded, and stored, in the order that takes the fewest packets.
 #[cfg_attr(target_arch = "hexagon", inline(never))]

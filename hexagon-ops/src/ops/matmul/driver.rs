@@ -51,7 +51,7 @@ impl RowStarts<'_> {
         }
     }
 
-    /// Checks that `m` rows of `row` elements lie within `elems` elements.
+    /// Checks that `m` rows of `row` elements are within `elems` elements.
     pub(super) fn check(
         self,
         what: &'static str,
@@ -118,8 +118,8 @@ pub struct Prepared {
 }
 
 /// The products that dot products with quantized activations compute. The matrix unit computes the
-/// others, and those with weights of a type that has no dot product; without one, dot products with activations of 16 bits
-/// compute the others.
+/// others, and those with weights of a type that has no dot product; without one, dot products with
+/// activations of 16 bits compute the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Dots {

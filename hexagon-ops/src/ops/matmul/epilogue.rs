@@ -27,7 +27,8 @@ pub enum Combine {
     Reglu,
 }
 
-/// Rows that go through a gate together. With qfloat, four would take more registers than there are.
+/// Rows that go through a gate together. With qfloat, four would take more registers than there
+/// are.
 pub(super) const GATE_ROWS: usize = if hvx::HAS_IEEE { 4 } else { 2 };
 
 /// Returns `f` of each of `x`, times the same one of `y`.
@@ -83,8 +84,9 @@ impl<'a> Epilogue<'a> {
         }
     }
 
-    /// Writes `groups` groups of rows of `results` combined with those of `other`, or with those that `out` holds before; both
-    /// with the vectors from one row to the next. Returns `false` and writes nothing if there are not so many.
+    /// Writes `groups` groups of rows of `results` combined with those of `other`, or with those
+    /// that `out` holds before; both with the vectors from one row to the next. Returns `false` and
+    /// writes nothing if there are not so many.
     #[inline(always)]
     pub(super) fn put_groups(
         self,
@@ -125,7 +127,8 @@ impl<'a> Epilogue<'a> {
         )
     }
 
-    /// Returns the function with part of a row as the other operand; `None` for the values that the results' places hold before.
+    /// Returns the function with part of a row as the other operand; `None` for the values that the
+    /// results' places hold before.
     #[inline(always)]
     pub(super) fn finish<'b>(self, other: Option<&'b [f32]>) -> Finish<'b> {
         Finish {

@@ -1,6 +1,6 @@
 //! GEMM: `dst[M,N] = act[M,K] · w[K,N]` on the matrix unit, for any M and every weight type.
 //!
-//! The matrix unit (HMX) multiplies FP16 tiles of 32 × 32 that lie in VTCM. Neither operand is in
+//! The matrix unit (HMX) multiplies FP16 tiles of 32 × 32 that are in VTCM. Neither operand is in
 //! that form: activations are f32 rows in DDR, weights are packed panels in DDR, and VTCM is far
 //! smaller than a weight matrix. The driver therefore walks along N in *groups* of a few strips (a
 //! strip is 32 columns of N), and brings each group through four stages. In one *step*, each stage
@@ -28,8 +28,8 @@
 //!    as for a full chunk. So the plan prefers a chunk that covers all of M over a longer group,
 //!    and cuts M into chunks of equal size if it has to.
 //! 3. Only one thread at a time may hold the matrix unit. Multiplying is therefore not a task but
-//!    the step's part for the unit ([`MatrixPart`]); the tasks fill the threads beside it. Without a
-//!    unit it is a step before this one, whose tasks each compute some of the result tiles.
+//!    the step's part for the unit ([`MatrixPart`]); the tasks fill the threads beside it. Without
+//!    a unit it is a step before this one, whose tasks each compute some of the result tiles.
 //! 4. The scale block, the row factors and the activations come first in VTCM. Their addresses
 //!    depend only on M and K, so a following product with the same activations (Q, K and V, or gate
 //!    and up) finds them there and skips packing: see `is_prepared`.

@@ -38,8 +38,8 @@
 //!    run beside the next tile's dot products.
 //! 6. **Integers are exact.** A dot product of 32 is at most 32 · 255 · 127 < 2^24, so its
 //!    conversion to f32 loses nothing.
-//! 7. **High nibbles are not masked.** Whole bytes of 4-bit weights meet activations that allow for the
-//!    low nibbles in them ([`ActForm::Nibbles`]).
+//! 7. **High nibbles are not masked.** Whole bytes of 4-bit weights meet activations that allow for
+//!    the low nibbles in them ([`ActForm::Nibbles`]).
 
 mod expanded;
 mod few_bits;
@@ -95,8 +95,8 @@ impl LateSum {
         (self.dot, self.joint) = (dot, joint);
     }
 
-    /// Adds the minima of two tiles, f16, times `products`; those of the odd tile to a second sum if
-    /// `is_apart`.
+    /// Adds the minima of two tiles, f16, times `products`; those of the odd tile to a second sum
+    /// if `is_apart`.
     #[inline(always)]
     fn add_mins(&mut self, mins: Vector, products: Vector, is_apart: bool) {
         if is_apart {
@@ -256,7 +256,8 @@ fn dot_strips<
     let registers = Registers {
         has_pairs: F::has_pairs(R),
         has_odd_mins: false,
-        // Otherwise, one strip with qfloat or two rows with IEEE arithmetic, Q4_1 takes more packets so.
+        // Otherwise, one strip with qfloat or two rows with IEEE arithmetic, Q4_1 takes more
+        // packets so.
         has_no_start: KEEPS_F32 == (R == 1),
     };
     let (panel0, panel1) = (panels[0], panels[S - 1]);

@@ -24,8 +24,8 @@ use crate::rt::{Arena, Copy, Engine};
 /// several steps.
 const STEP_BYTES: usize = 256 * 1024;
 
-/// Returns the fewest strips of a step before each thread has as many: a pair for each thread, but at least
-/// eight, because a step also costs some 190 packets that do not depend on its strips.
+/// Returns the fewest strips of a step before each thread has as many: a pair for each thread, but
+/// at least eight, because a step also costs some 190 packets that do not depend on its strips.
 fn min_strips(threads: usize) -> usize {
     (2 * threads).max(8)
 }
@@ -275,7 +275,8 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
     }
 }
 
-/// Copies the panels of the next step, and multiplies the `n_strips` strips of this one on all threads.
+/// Copies the panels of the next step, and multiplies the `n_strips` strips of this one on all
+/// threads.
 fn step(
     engine: &Engine,
     planes: &PanelPlanes,

@@ -1,12 +1,13 @@
 //! Writing of results: tiles of the matrix unit to rows of f32, with the epilogue.
 //!
 //! A tile holds rows 2i and 2i + 1 of 32 columns in its line i, element by element in turn. One
-//! widening multiplication by the rows' f16 factors gives the two rows, scaled, as two vectors, which
-//! are stored where the rows are. Rows of a tile with a factor that is no normal f16, and rows left
-//! over from groups of 8, go through memory one by one.
+//! widening multiplication by the rows' f16 factors gives the two rows, scaled, as two vectors,
+//! which are stored where the rows are. Rows of a tile with a factor that is no normal f16, and
+//! rows left over from groups of 8, go through memory one by one.
 //!
-//! A gate takes some thirty instructions for a vector, and more registers than a group of 8 leaves: the
-//! rows of a tile go to a scratch on the stack, and from there in smaller groups through the gate.
+//! A gate takes some thirty instructions for a vector, and more registers than a group of 8 leaves:
+//! the rows of a tile go to a scratch on the stack, and from there in smaller groups through the
+//! gate.
 
 use core::ops::Range;
 
@@ -112,8 +113,8 @@ impl<'o> Output<'o> {
         }
     }
 
-    /// Returns the places of a strip's results and of the epilogue's other operand, if there are 32 columns and all rows
-    /// have the same distance.
+    /// Returns the places of a strip's results and of the epilogue's other operand, if there are 32
+    /// columns and all rows have the same distance.
     fn whole(&mut self, columns: &Range<usize>) -> Option<(Strip<&mut [f32]>, Option<Other<'_>>)> {
         let RowStarts::Strided(stride) = self.rows else {
             return None;
@@ -203,7 +204,8 @@ fn results(lines: &[Line; LINES], halves: &[u32; LINES]) -> [Vector; ROWS] {
     rows
 }
 
-/// Numbers that [`WriteStrip::write`] adds: none, the values that the places hold before, or those of other rows.
+/// Numbers that [`WriteStrip::write`] adds: none, the values that the places hold before, or those
+/// of other rows.
 const NOTHING: u8 = 0;
 const IN_PLACE: u8 = 1;
 const APART: u8 = 2;
@@ -264,8 +266,8 @@ fn sums(mut rows: [Vector; ROWS], added: [Vector; ROWS]) -> [Vector; ROWS] {
     rows
 }
 
-/// Writes rows one by one, as many as there are places: the last of a product, rows that are no whole
-/// vectors, and those of tiles with factors that are no f16.
+/// Writes rows one by one, as many as there are places: the last of a product, rows that are no
+/// whole vectors, and those of tiles with factors that are no f16.
 #[inline(always)]
 fn last_rows<const ADDEND: u8>(
     lines: &[Line; LINES],

@@ -13,33 +13,33 @@
 //! ```
 //!
 //! 1. Scales are f16 because one widening multiply then joins them with the weights' f16 scales.
-//!    The row's factor keeps them in range whatever the activations' magnitude; the sum over the row is
-//!    multiplied by it once.
-//! 2. The floor of 2^-14 avoids a division by zero for an empty block. A step of this size is 2^23 times
-//!    less than the largest element of the row, far below that element's rounding error; for
+//!    The row's factor keeps them in range whatever the activations' magnitude; the sum over the
+//!    row is multiplied by it once.
+//! 2. The floor of 2^-14 avoids a division by zero for an empty block. A step of this size is 2^23
+//!    times less than the largest element of the row, far below that element's rounding error; for
 //!    nibbles see `Factors`.
 //! 3. Rounding is the addition of 1.5·2^23: the low byte of the f32's fraction is then q in two's
 //!    complement.
-//! 4. Words, and scales with sums, are a plane each, so that a kernel goes through a whole row in one
-//!    loop.
+//! 4. Words, and scales with sums, are a plane each, so that a kernel goes through a whole row in
+//!    one loop.
 //!
-//! 8-bit quants cannot carry infinity or NaN. The factor of a row with such an element is NaN after the row
-//! is quantized, which makes the row's results NaN.
+//! 8-bit quants cannot carry infinity or NaN. The factor of a row with such an element is NaN after
+//! the row is quantized, which makes the row's results NaN.
 //!
 //! # Activations for nibbles
 //!
-//! A byte of 4-bit weights holds those of elements k (low) and k + 16 (high) of a block. A kernel saves
-//! the masks of the high nibbles by multiplying whole bytes, 16 · high + low, with the quant of
-//! element k + 16, and low nibbles with that of element k:
+//! A byte of 4-bit weights holds those of elements k (low) and k + 16 (high) of a block. A kernel
+//! saves the masks of the high nibbles by multiplying whole bytes, 16 · high + low, with the quant
+//! of element k + 16, and low nibbles with that of element k:
 //!
 //! ```text
 //! (16 · high + low) · q[k + 16] + 16 · low · q[k]  =  16 · (high · q[k + 16] + low · (q[k] + q[k + 16] / 16))
 //! ```
 //!
-//! So element k counts as `q[k] + q[k + 16] / 16`, and [`ActForm::Nibbles`] rounds it to the nearest
-//! number of that form: its error is at most half a step, as in [`ActForm::Bytes`]. A block's scale
-//! follows from the largest q that it needs, and is a sixteenth of a step, because the products are in
-//! sixteenths.
+//! So element k counts as `q[k] + q[k + 16] / 16`, and [`ActForm::Nibbles`] rounds it to the
+//! nearest number of that form: its error is at most half a step, as in [`ActForm::Bytes`]. A
+//! block's scale follows from the largest q that it needs, and is a sixteenth of a step, because
+//! the products are in sixteenths.
 
 use crate::error::{Error, Result};
 use crate::hvx::{self, Accumulator, LinePlanes, Vector};
@@ -64,8 +64,8 @@ pub enum ActForm {
     Bytes,
     /// Bytes of two 4-bit weights, and their low nibbles alone; see the module's text.
     Nibbles,
-    /// As [`ActForm::Bytes`], for weights whose minima count for half a block: the products of [`ActRow`] are powers of
-    /// two.
+    /// As [`ActForm::Bytes`], for weights whose minima count for half a block: the products of
+    /// [`ActRow`] are powers of two.
     Halves,
 }
 
@@ -73,8 +73,8 @@ pub enum ActForm {
 const PARTS: f32 = 16.0;
 /// One of them.
 const PART: f32 = 1.0 / PARTS;
-/// The sixteenths that a quant of a block adds to the sum of its elements: those of elements 16 to 31
-/// count in two elements.
+/// The sixteenths that a quant of a block adds to the sum of its elements: those of elements 16 to
+/// 31 count in two elements.
 static NIBBLE_WEIGHTS: Line = {
     let mut weights = [16; LINE_BYTES];
     let mut i = 0;
@@ -100,9 +100,9 @@ const GROUP_LINES: usize = WORD_LINES + TERM_LINES;
 pub(super) struct Terms {
     /// Two f16 scales relative to the row's factor.
     pub(super) scales: i32,
-    /// Two f16 products `scale · sum`. In [`ActForm::Halves`], the largest power of two, from 1 to 128, with
-    /// which all scales of the super-block stay under 8: what is next to a large element would otherwise
-    /// have few bits in fixed-point sums.
+    /// Two f16 products `scale · sum`. In [`ActForm::Halves`], the largest power of two, from 1 to
+    /// 128, with which all scales of the super-block stay under 8; without it, small elements
+    /// beside a large one would lose precision in the fixed-point sums.
     pub(super) products: i32,
     /// Sums of the elements of each block, in multiples of its scale.
     pub(super) sums: [i32; 2],
@@ -237,8 +237,8 @@ impl<'a> ActGroup<'a> {
     }
 }
 
-/// The activations of one row for a run: `T` tiles that share a line of weight scales, two for each of
-/// `W` [`Terms`].
+/// The activations of one row for a run: `T` tiles that share a line of weight scales, two for each
+/// of `W` [`Terms`].
 #[derive(Clone, Copy)]
 pub(super) struct ActRun<'a, const T: usize, const W: usize> {
     /// The quants.
@@ -440,16 +440,16 @@ impl QuantizeRow<'_> {
 
 /// Powers of two, f32 in all lanes: of a row, and of what its quantization leaves.
 ///
-/// Scales and products are multiples of the factor in f16, normal and finite. With 2^e the exponent of
-/// the row's largest element and `S` the sum of its magnitudes:
+/// Scales and products are multiples of the factor in f16, normal and finite. With 2^e the exponent
+/// of the row's largest element and `S` the sum of its magnitudes:
 ///
 /// - Products: a block's sum is at most 32 elements, 2^15 times 2^(e - 9), and at most `S`. What is
 ///   left of a block is at most half a step, 17/16 / 254 of its largest element, so its sum
 ///   is at most 32 times as much, 17,150 times 2^(e - 16), and at most 0.134 · `S`.
-/// - Scales for nibbles are a sixteenth of a step. Blocks that are 2^13 times smaller than the largest
-///   keep 8 bits only with a factor under 2^(e - 9). Where a few elements are so large, `S` is not
-///   much larger than they are, and allows for it: `S` / 2^15, but at least 2^(e - 13), at which
-///   the largest scale is 8.6.
+/// - Scales for nibbles are a sixteenth of a step. Blocks that are 2^13 times smaller than the
+///   largest keep 8 bits only with a factor under 2^(e - 9). Where a few elements are so large, `S`
+///   is not much larger than they are, and allows for it: `S` / 2^15, but at least 2^(e - 13), at
+///   which the largest scale is 8.6.
 struct Factors {
     first: Vector,
     rest: Vector,
@@ -528,7 +528,8 @@ fn exponent(v: Vector) -> Vector {
     hvx::and(v, hvx::splat_w(0x7f80_0000))
 }
 
-/// Returns powers of two divided by 2^`exponents`; not powers of two if they are too small for that.
+/// Returns powers of two divided by 2^`exponents`; not powers of two if they are too small for
+/// that.
 #[inline(always)]
 fn lower(power: Vector, exponents: i32) -> Vector {
     hvx::sub_w(power, hvx::splat_w(exponents << 23))
@@ -625,8 +626,8 @@ fn round<const NIBBLES: bool>(elems: [Vector; 2], multipliers: [Vector; 2]) -> [
     [first, second]
 }
 
-/// Returns the largest magnitude of each of 32 blocks, in units of the factor; with `NIBBLES`, of what remains of
-/// low elements after the sixteenths of the high ones.
+/// Returns the largest magnitude of each of 32 blocks, in units of the factor; with `NIBBLES`, of
+/// what remains of low elements after the sixteenths of the high ones.
 #[inline(always)]
 fn largest_of<const NIBBLES: bool>(elems: &[f32; GROUP], inverse_factor: Vector) -> Vector {
     // The bits of magnitudes are ordered as the magnitudes are, so the integer maximum is the
@@ -735,7 +736,8 @@ fn quantize_group<const NIBBLES: bool, const HALVES: bool>(
     hvx::store(&mut out.terms[1], second);
 }
 
-/// Returns the powers of [`ActForm::Halves`] for the scales of 32 blocks, f16 in the order of the blocks, twice.
+/// Returns the powers of [`ActForm::Halves`] for the scales of 32 blocks, f16 in the order of the
+/// blocks, twice.
 #[inline(always)]
 fn powers(scales: Vector) -> Vector {
     let mut largest = scales;

@@ -1,5 +1,6 @@
-//! Drives the dot products of many rows, where no matrix unit computes them. Each panel is in VTCM while all rows of a chunk
-//! meet it; activations have 16 bits, so that results are as exact as the unit's.
+//! Drives the dot products of many rows, where no matrix unit computes them. Each panel is in VTCM
+//! while all rows of a chunk meet it; activations have 16 bits, so that results are as exact as the
+//! unit's.
 //!
 //! ```text
 //! for each chunk of rows whose activations fit in VTCM
@@ -45,7 +46,8 @@ impl RowsPlan {
             + 2 * (self.group * panel.panel_bytes()).div_ceil(F16_TILE_BYTES)
     }
 
-    /// Plans a product of `m` rows: the largest group beside which a row fits, then as many rows as fit, in chunks of equal size.
+    /// Plans a product of `m` rows: the largest group beside which a row fits, then as many rows as
+    /// fit, in chunks of equal size.
     fn new(layout: MatrixLayout, m: usize, vtcm_tiles: usize) -> Result<Self> {
         let fits = |rows, group| Self { rows, group }.vtcm_tiles(layout) <= vtcm_tiles;
         if !fits(1, 1) {
@@ -55,7 +57,8 @@ impl RowsPlan {
                 have_bytes: vtcm_tiles * F16_TILE_BYTES,
             });
         }
-        // Rows come first, because each chunk of them copies all weights; but a group is one strip at least.
+        // Rows come first, because each chunk of them copies all weights; but a group is one strip
+        // at least.
         let most = |group| {
             let (mut low, mut high) = (1, m);
             while low < high {
@@ -227,7 +230,8 @@ fn multiply(
     (tasks.into_iter().flatten()).try_for_each(|task| task.result)
 }
 
-/// Writes the results of a group, whose columns begin with `n0`: rows of a stride in parts, listed ones one after the other.
+/// Writes the results of a group, whose columns begin with `n0`: rows of a stride in parts, listed
+/// ones one after the other.
 fn write(
     job: &mut MatMul<'_>,
     engine: &Engine,

@@ -71,8 +71,8 @@ impl<const LINES: usize> GroupPlanes<LINES> {
         Self(LinePlanes::unfilled())
     }
 
-    /// Computes the planes of the super-blocks `blocks` of a panel, at most [`GROUP_BLOCKS`]. Returns
-    /// their scales and minima, the scales again for a type without minima.
+    /// Computes the planes of the super-blocks `blocks` of a panel, at most [`GROUP_BLOCKS`].
+    /// Returns their scales and minima, the scales again for a type without minima.
     #[inline(always)]
     pub(super) fn scales_and_mins<E: Expansion<LINES>>(
         &mut self,
@@ -84,8 +84,9 @@ impl<const LINES: usize> GroupPlanes<LINES> {
         [scales, if E::HAS_MINS { mins } else { scales }]
     }
 
-    /// Computes the planes of the super-blocks `blocks` of a panel, at most [`GROUP_BLOCKS`]. Returns
-    /// these super-blocks as a panel of the plain type, whose tiles have `tile_lines` lines of quants.
+    /// Computes the planes of the super-blocks `blocks` of a panel, at most [`GROUP_BLOCKS`].
+    /// Returns these super-blocks as a panel of the plain type, whose tiles have `tile_lines` lines
+    /// of quants.
     #[inline(always)]
     pub(super) fn expand<'a, E: Expansion<LINES>>(
         &'a mut self,
@@ -94,7 +95,7 @@ impl<const LINES: usize> GroupPlanes<LINES> {
         tile_lines: usize,
     ) -> Panel<'a> {
         E::fill(panel, blocks.clone(), &mut self.0);
-        self.plain(panel, blocks, tile_lines)
+        self.expanded(panel, blocks, tile_lines)
     }
 
     /// As [`Self::expand`], for two panels with `first` and `second`.
@@ -113,15 +114,15 @@ impl<const LINES: usize> GroupPlanes<LINES> {
             &mut second.0,
         );
         [
-            first.plain(panels[0], blocks.clone(), tile_lines),
-            second.plain(panels[1], blocks, tile_lines),
+            first.expanded(panels[0], blocks.clone(), tile_lines),
+            second.expanded(panels[1], blocks, tile_lines),
         ]
     }
 
-    /// Returns the super-blocks `blocks` of a panel, whose planes these are, as a panel of the plain
-    /// type.
+    /// Returns the super-blocks `blocks` of a panel, whose planes these are, as a panel of the
+    /// plain type.
     #[inline(always)]
-    fn plain<'a>(
+    fn expanded<'a>(
         &'a self,
         panel: &Panel<'a>,
         blocks: Range<usize>,
@@ -228,8 +229,8 @@ impl SixBitFields {
         }
     }
 
-    /// Returns these fields, and takes apart those of the next super-block, if there is one: while the
-    /// fields of one become numbers.
+    /// Returns these fields, and takes apart those of the next super-block, if there is one: while
+    /// the fields of one become numbers.
     #[inline(always)]
     fn exchange(&mut self, block: Option<&[Line; 4]>) -> Self {
         let fields = *self;

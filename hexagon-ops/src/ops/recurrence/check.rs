@@ -22,12 +22,12 @@ pub(super) struct Sizes {
     pub(super) sequences: usize,
     /// States that are returned.
     pub(super) kept: usize,
-    /// Heads in a row that may lie in one matrix.
+    /// Heads in a row that may be in one matrix.
     pub(super) together: usize,
 }
 
 impl Sizes {
-    /// Returns the end of the heads that lie in one matrix, the first of which is `head`.
+    /// Returns the end of the heads that are in one matrix, the first of which is `head`.
     pub(super) fn unit_end(&self, head: usize) -> usize {
         let most = self.unit_heads();
         let rest = self.together - head % self.together;

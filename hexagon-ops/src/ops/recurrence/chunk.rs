@@ -1,7 +1,8 @@
 //! GATED_DELTA_NET of many tokens: 64 tokens of a head at a time, by products on the matrix unit.
 //!
-//! With `D` the decay from one token to another, and S the state before the chunk, the changes δ of the state by its tokens
-//! solve a triangular system, which is the rule of the tokens written at once:
+//! With `D` the decay from one token to another, and S the state before the chunk, the changes δ of
+//! the state by its tokens solve a triangular system, which is the rule of the tokens written at
+//! once:
 //!
 //! ```text
 //! δ_t = beta_t · (v_t - D_t S k_t - Σ D_ts (k_s · k_t) δ_s)     s < t
@@ -14,16 +15,18 @@
 //! vector units   write y
 //! ```
 //!
-//! 1. **Two halves.** FP16 alone would leave errors of 2^-11 in states that thousands of tokens change. So a matrix is two
-//!    tiles, the rounded elements and what is left of them, and a product is the sum of three: high · high, high · low and
-//!    low · high. The unit's accumulator is wider than FP32. A product's low half is what the accumulator has when the product
-//!    is computed once more, less the high half times the unit matrix. Its two halves are an operand of the next product, so
-//!    that vector units touch only what comes from memory, goes there, or is not a product; the state stays in halves from
-//!    one chunk to the next.
-//! 2. **Transposed state.** The state has a row for each element of a key, so that products with it take it as weights or
-//!    results without moving it. It is transposed when the first chunk begins, and after the last one.
-//! 3. **Range.** Where an operand is so large that FP16 does not hold a product, or so small that its low half is lost, tokens
-//!    are computed one by one instead ([`super::state`]).
+//! 1. **Two halves.** FP16 alone would leave errors of 2^-11 in states that thousands of tokens
+//!    change. So a matrix is two tiles, the rounded elements and what is left of them, and a
+//!    product is the sum of three: high · high, high · low and low · high. The unit's accumulator
+//!    is wider than FP32. A product's low half is what the accumulator has when the product is
+//!    computed once more, less the high half times the unit matrix. Its two halves are an operand
+//!    of the next product, so that vector units touch only what comes from memory, goes there, or
+//!    is not a product; the state stays in halves from one chunk to the next.
+//! 2. **Transposed state.** The state has a row for each element of a key, so that products with it
+//!    take it as weights or results without moving it. It is transposed when the first chunk
+//!    begins, and after the last one.
+//! 3. **Range.** Where an operand is so large that FP16 does not hold a product, or so small that
+//!    its low half is lost, tokens are computed one by one instead ([`super::state`]).
 
 mod head;
 mod space;
@@ -46,8 +49,8 @@ const TOKENS: usize = 64;
 /// Fewest tokens of a sequence that are computed in chunks: fewer take no longer one by one.
 const FEWEST: usize = 12;
 
-/// Computes the operation if it has enough tokens, one decay for each, and the state after the last one only. Returns `false`
-/// if `outputs` and `states` are to be computed token by token.
+/// Computes the operation if it has enough tokens, one decay for each, and the state after the last
+/// one only. Returns `false` if `outputs` and `states` are to be computed token by token.
 pub(super) fn chunked(
     engine: &Engine,
     vtcm: &mut [Tile],
@@ -57,12 +60,12 @@ pub(super) fn chunked(
     states: &mut [f32],
 ) -> Result<bool> {
     let sizes = &inputs.sizes;
-    let is_plain = inputs.kind == Recurrence::GatedDelta(1)
+    let is_supported = inputs.kind == Recurrence::GatedDelta(1)
         && inputs.src[3].shape.ne[0] == 1
         && sizes.tokens >= FEWEST
         && inputs.whole_state(0, 0).is_some();
     let has_unit = |hmx: &&mut Hmx| hmx.form() != Form::Vectors;
-    let Some(hmx) = hmx.filter(has_unit).filter(|_| is_plain) else {
+    let Some(hmx) = hmx.filter(has_unit).filter(|_| is_supported) else {
         return Ok(false);
     };
     match sizes.columns {

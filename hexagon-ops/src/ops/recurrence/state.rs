@@ -123,8 +123,8 @@ impl<'a> HeadState<'a> {
         self.state.get_mut(range).unwrap_or_default()
     }
 
-    /// Multiplies a row of the state by `exp(rates · time)`, where `beta` has the rows' times: those of a
-    /// head of more than 32 rows are the same.
+    /// Multiplies a row of the state by `exp(rates · time)`, where `beta` has the rows' times:
+    /// those of a head of more than 32 rows are the same.
     pub(super) fn decay_row(&mut self, row: usize, rates: &[f32]) {
         fill(self.second, rates);
         let times: &[f32] = bytemuck::cast_slice(self.beta);
@@ -203,8 +203,8 @@ impl<'a> HeadState<'a> {
         }
     }
 
-    /// Computes a token of a head with `32 · L` columns, and rows in whole groups of 32, by rows of the state. There is no second
-    /// vector.
+    /// Computes a token of a head with `32 · L` columns, and rows in whole groups of 32, by rows of
+    /// the state. There is no second vector.
     ///
     /// - `from`: the state before the token, if it is not here yet
     /// - `to`: memory of the state after the token; without it, the state is kept here

@@ -36,7 +36,8 @@ impl<'a> Inputs<'a> {
         self.src[source].floats(at).unwrap_or_default()
     }
 
-    /// Computes `M' = M · exp(dt A) + B · dt x` and `y = M' · C`, where dt is `ln(1 + e^x)` of the source.
+    /// Computes `M' = M · exp(dt A) + B · dt x` and `y = M' · C`, where dt is `ln(1 + e^x)` of the
+    /// source.
     fn ssm_scan(
         &self,
         scratch: &mut HeadState<'_>,
@@ -48,7 +49,8 @@ impl<'a> Inputs<'a> {
         scratch.step_rows(&form, out);
     }
 
-    /// Reads the vectors of a token of a scan. States of which each row decays in its own way decay here.
+    /// Reads the vectors of a token of a scan. States of which each row decays in its own way decay
+    /// here.
     fn scan_vectors(
         &self,
         scratch: &mut HeadState<'_>,
@@ -90,7 +92,8 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// Computes a token with `32 · L` columns, from one memory of the state to another: [`HeadState::step_square`].
+    /// Computes a token with `32 · L` columns, from one memory of the state to another:
+    /// [`HeadState::step_square`].
     pub(super) fn step_square<const L: usize>(
         &self,
         scratch: &mut HeadState<'_>,

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_f32, splat_w};
 use crate::layout::Line;
 use crate::ops::elementwise::{
-    dense, divides, each_group, each_line, lines, lines_mut, put, same_shape,
+    check_broadcast, dense, each_group, each_line, lines, lines_mut, put, same_shape,
 };
 use crate::ops::math;
 use crate::ops::tensor::{
@@ -43,7 +43,8 @@ fn add_terms(elems: &[f32], shift: Option<Vector>, squared: bool, sums: &mut [Ve
     let (whole, rest) = elems.as_chunks::<32>();
     let (fours, last) = whole.as_chunks::<4>();
     for four in fours {
-        // All are loaded before the first is added, so that the steps of one fill the pauses between those of another.
+        // All are loaded before the first is added, so that the steps of one fill the pauses
+        // between those of another.
         let [w, x, y, z] = four;
         let (w, x) = (hvx::load_f32(w), hvx::load_f32(x));
         let (y, z) = (hvx::load_f32(y), hvx::load_f32(z));
@@ -65,7 +66,8 @@ fn add_terms(elems: &[f32], shift: Option<Vector>, squared: bool, sums: &mut [Ve
     *sums = [a, b, c, d];
 }
 
-/// Returns the `n` elements of a source that a row needs, if they are f32 without gaps and apart from the result.
+/// Returns the `n` elements of a source that a row needs, if they are f32 without gaps and apart
+/// from the result.
 #[inline(always)]
 fn whole<'a>(row: &Row<'_>, src: &Source<'a>, n: usize) -> Option<&'a [f32]> {
     match src {
@@ -76,7 +78,8 @@ fn whole<'a>(row: &Row<'_>, src: &Source<'a>, n: usize) -> Option<&'a [f32]> {
 
 /// Returns the sum over a row of `x - shift`, or of its square; in all lanes.
 ///
-/// - `whole`: as [`whole`] returns them; a caller that has a product calls it before, because vectors do not survive a call
+/// - `whole`: as [`whole`] returns them; a caller that has a product calls it before, because
+///   vectors do not survive a call
 #[inline(always)]
 fn sum(
     (row, chunk): (&Row<'_>, &mut Chunk),
@@ -106,7 +109,8 @@ struct Scaling {
 }
 
 impl Scaling {
-    /// Does the same as [`Self::apply`], in up to three passes: for a kernel that has no registers for more loops.
+    /// Does the same as [`Self::apply`], in up to three passes: for a kernel that has no registers
+    /// for more loops.
     #[inline(always)]
     fn apply_in_passes(&self, x: &[f32], times: &[f32], plus: &[f32], out: &mut [f32]) {
         let factor = self.factor;
@@ -127,7 +131,8 @@ impl Scaling {
         }
     }
 
-    /// Computes `out = (x - shift) · factor · times + plus`. `times` and `plus` are empty or as long as `x`.
+    /// Computes `out = (x - shift) · factor · times + plus`. `times` and `plus` are empty or as
+    /// long as `x`.
     #[inline(always)]
     fn apply(&self, x: &[f32], times: &[f32], plus: &[f32], out: &mut [f32]) {
         let factor = self.factor;
@@ -261,7 +266,8 @@ impl NormRows<'_> {
     }
 }
 
-/// Returns the sum of each line in the lane of its number, and again in the lanes 8, 16 and 24 after it.
+/// Returns the sum of each line in the lane of its number, and again in the lanes 8, 16 and 24
+/// after it.
 #[inline(always)]
 fn group_sums(lines: &[Line; GROUP]) -> Vector {
     let line = |i: usize| hvx::load(&lines[i]);
@@ -311,8 +317,8 @@ impl hvx::Kernel for NormRows<'_> {
     }
 }
 
-/// [`NormRows`] of any number of rows of `LINES` lines that start with a line, of which there are no means and no addends.
-/// Without loops over elements, a short row takes few instructions.
+/// [`NormRows`] of any number of rows of `LINES` lines that start with a line, of which there are
+/// no means and no addends. Without loops over elements, a short row takes few instructions.
 struct ShortRows<'a, const LINES: usize> {
     norm: Norm,
     /// Lines starting with the first row, and the number of lines from one row to the next.
@@ -378,7 +384,8 @@ impl<const LINES: usize> hvx::Kernel for ShortRows<'_, LINES> {
     }
 }
 
-/// Computes short rows that start with a line; returns `false` and writes nothing if they are others.
+/// Computes short rows that start with a line; returns `false` and writes nothing if they are
+/// others.
 fn short_rows<const LINES: usize>(
     norm: Norm,
     src: (&[f32], usize),
@@ -430,7 +437,8 @@ fn is_rows(shape: &Shape) -> bool {
     shape.dtype == Type::F32 && shape.has_dense_rows()
 }
 
-/// Returns the row of an operand that all rows share, and none of one that does not exist; `None` unless it is f32 without gaps.
+/// Returns the row of an operand that all rows share, and none of one that does not exist; `None`
+/// unless it is f32 without gaps.
 fn shared_row<'a>(src: &Source<'a>, n: usize) -> Option<&'a [f32]> {
     match src {
         Source::Apart(view) if view.shape.ne == [n, 1, 1, 1] => view.floats([0; 3]),
@@ -447,7 +455,8 @@ struct RowOperands<'a> {
 }
 
 impl<'a> RowOperands<'a> {
-    /// Returns the operands, if result and source are such rows, and the others are a row that all share.
+    /// Returns the operands, if result and source are such rows, and the others are a row that all
+    /// share.
     fn of(dst: &Shape, src: &[Source<'a>; 3]) -> Option<Self> {
         let n = dst.ne[0];
         let Source::Apart(view) = src[0] else {
@@ -550,7 +559,7 @@ fn inverse_root(x: Vector) -> Vector {
 pub fn norm(engine: &Engine, norm: Norm, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Result<()> {
     same_shape(&dst.shape, &src[0])?;
     for repeated in src[1..].iter().filter(|src| !matches!(src, Source::None)) {
-        divides(&dst.shape, repeated)?;
+        check_broadcast(&dst.shape, repeated)?;
     }
     if dst.shape.ne[1..] != [1; 3]
         && let Some(operands) = RowOperands::of(&dst.shape, src)
@@ -598,7 +607,8 @@ impl hvx::Kernel for SumRow<'_> {
     }
 }
 
-/// The arguments of [`sum_rows`] for up to [`GROUP`] rows of f32 without gaps inside, of whole vectors.
+/// The arguments of [`sum_rows`] for up to [`GROUP`] rows of f32 without gaps inside, of whole
+/// vectors.
 struct SumGroup<'a> {
     /// Elements starting with the first row, and the number of elements from one row to the next.
     src: (&'a [f32], usize),
@@ -638,7 +648,8 @@ impl hvx::Kernel for SumGroup<'_> {
     }
 }
 
-/// Computes [`sum_rows`] of rows of f32 without gaps inside, several rows at a time; the result has `shape`.
+/// Computes [`sum_rows`] of rows of f32 without gaps inside, several rows at a time; the result has
+/// `shape`.
 #[inline(never)]
 fn sum_groups(engine: &Engine, is_mean: bool, (dst, shape): (ViewMut<'_>, Shape), view: &View<'_>) {
     let n = view.shape.ne[0];

@@ -36,7 +36,8 @@ pub enum RopePairs {
     Halves,
 }
 
-/// Most elements of rows of f32 that [`rope_set_rows`] rotates in memory of its own, and writes as a whole.
+/// Most elements of rows of f32 that [`rope_set_rows`] rotates in memory of its own, and writes as
+/// a whole.
 pub const WHOLE_ROW: usize = 2 * CHUNK;
 
 /// Packets for 32 elements that are rotated.
@@ -137,8 +138,8 @@ impl Turning<'_> {
         }
     }
 
-    /// Rotates the heads of a token, which are f32 without gaps, into the rows of `cell` that belong to `part`. `scratch`
-    /// holds one row or more, [`WHOLE_ROW`] elements.
+    /// Rotates the heads of a token, which are f32 without gaps, into the rows of `cell` that
+    /// belong to `part`. `scratch` holds one row or more, [`WHOLE_ROW`] elements.
     fn rotate_cell(
         &self,
         cell: usize,
@@ -180,7 +181,8 @@ impl Turning<'_> {
         }
     }
 
-    /// Rotates a row of any type, whose index is that of the source's row and whose token the table is for.
+    /// Rotates a row of any type, whose index is that of the source's row and whose token the table
+    /// is for.
     fn rotate_row(&self, row: Row<'_>, table: &mut AngleTable<'_>) {
         hvx::widest(RotateRow {
             turning: self,

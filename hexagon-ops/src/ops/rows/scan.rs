@@ -66,8 +66,8 @@ fn columns(rows: &[f32; 32 * TAPS]) -> [Vector; TAPS] {
 }
 
 impl ConvolveRow<'_> {
-    /// Writes the sums of the first channels if windows of four elements follow each other without gaps, as those of a
-    /// single token do; returns the number of channels.
+    /// Writes the sums of the first channels if windows of four elements follow each other without
+    /// gaps, as those of a single token do; returns the number of channels.
     #[inline(always)]
     fn by_columns(&mut self) -> usize {
         let (n, [_, sequence, _], first) = (self.row.len(), self.row.at, self.row.first);

@@ -101,7 +101,8 @@ fn load_filled(elems: &[f32], fill: f32) -> Vector {
     }
 }
 
-/// The largest scores, and the largest magnitudes as bits: those of NaN are the largest, and maxima lose NaN.
+/// The largest scores, and the largest magnitudes as bits: those of NaN are the largest, and maxima
+/// lose NaN.
 #[derive(Clone, Copy)]
 struct Largest {
     score: Vector,
@@ -119,7 +120,8 @@ impl Largest {
     }
 }
 
-/// Writes `x · scale + slope · mask` to `out`, without the mask if it is empty; returns `largest` with these added.
+/// Writes `x · scale + slope · mask` to `out`, without the mask if it is empty; returns `largest`
+/// with these added.
 #[inline(always)]
 fn scores(
     (x, mask): (&[f32], &[f32]),
@@ -145,7 +147,8 @@ fn scores(
     }
     if !rest.is_empty() {
         let k = 32 * whole.len();
-        // The mask is loaded before the first product: a load may be a call, which vector registers do not survive.
+        // The mask is loaded before the first product: a load may be a call, which vector registers
+        // do not survive.
         let (x, mask) = (load(x, k), load(mask, k));
         let score = hvx::add_f32(hvx::mul_f32(x, scale), hvx::mul_f32(mask, slope));
         put(score, &mut out[k..], rest.len());
@@ -191,7 +194,8 @@ fn multiply(out: &mut [f32], factor: Vector) {
     }
 }
 
-/// The arguments of [`soft_max`] for rows of f32 without gaps inside, which have no mask and no sink.
+/// The arguments of [`soft_max`] for rows of f32 without gaps inside, which have no mask and no
+/// sink.
 struct SoftMaxRows<'a> {
     /// Elements starting with the first row, and the number of elements from one row to the next.
     src: (&'a [f32], usize),
@@ -233,7 +237,8 @@ fn is_rows(shape: &Shape) -> bool {
     shape.dtype == Type::F32 && shape.has_dense_rows()
 }
 
-/// Computes [`soft_max`] of rows of f32 without gaps inside, mask and sinks, several rows at a time.
+/// Computes [`soft_max`] of rows of f32 without gaps inside, mask and sinks, several rows at a
+/// time.
 #[inline(never)]
 fn soft_max_rows(engine: &Engine, scale: f32, dst: ViewMut<'_>, view: &View<'_>) {
     let (mut dst, mut view) = (dst, *view);

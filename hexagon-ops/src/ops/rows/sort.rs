@@ -1,7 +1,7 @@
 //! ARGSORT, TOP_K, ARGMAX: the numbers of a row's elements in order.
 //!
-//! Of rows of up to [`COUNTED`] elements without gaps, the place of each element is counted: it is the number of elements that
-//! come before it.
+//! Of rows of up to [`COUNTED`] elements without gaps, the place of each element is counted: it is
+//! the number of elements that come before it.
 //!
 //! ```text
 //! for each element j
@@ -13,9 +13,10 @@
 //!
 //! Rows of up to [`SORTED`] elements without gaps are sorted by a [network].
 //!
-//! For other rows the kernel has no memory but the result's row: k numbers, a heap with the worst number on top. If k is less
-//! than the length of the source's row, the elements of a chunk of the source are compared one by one only if its best element
-//! is better than that. At last the worst number is taken off, again and again.
+//! For other rows the kernel has no memory but the result's row: k numbers, a heap with the worst
+//! number on top. If k is less than the length of the source's row, the elements of a chunk of the
+//! source are compared one by one only if its best element is better than that. At last the worst
+//! number is taken off, again and again.
 
 mod network;
 
@@ -173,7 +174,8 @@ impl hvx::Kernel for Count<'_> {
                 Order::Ascending => key,
                 Order::Descending => hvx::sub_w(splat_w(-1), key),
             };
-            // No word is the largest one, so that each has a next one. Only two kinds of NaN become equal by this.
+            // No word is the largest one, so that each has a next one. Only two kinds of NaN become
+            // equal by this.
             hvx::store(line, hvx::min_w(key, splat_w(i32::MAX - 1)));
         }
         let lane = lane_numbers();

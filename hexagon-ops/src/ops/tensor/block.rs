@@ -82,8 +82,8 @@ fn fives(block: &[u8], at: usize) -> Vector {
     hvx::or(hvx::widen_b(nibbles(block, at + 4)), hvx::shl_w(fifth, 4))
 }
 
-/// Loads a vector that begins with the quants at byte `at` of a block. It continues after them, with
-/// zeros past the end of `block`.
+/// Loads a vector that begins with the quants at byte `at` of a block. It continues after them,
+/// with zeros past the end of `block`.
 #[inline(always)]
 fn load_quants(block: &[u8], at: usize) -> Vector {
     let bytes = block.get(at..).unwrap_or_default();

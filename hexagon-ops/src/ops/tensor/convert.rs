@@ -14,7 +14,7 @@ pub(super) const ONE_F16: u16 = 0x3c00;
 pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     let bytes = row.get(4 * k..4 * (k + out.len())).unwrap_or_default();
     match bytemuck::try_cast_slice::<u8, f32>(bytes) {
-        Ok(elems) if is_plain(shape) && elems.len() == out.len() => hvx::copy_f32(out, elems),
+        Ok(elems) if is_dense_f32(shape) && elems.len() == out.len() => hvx::copy_f32(out, elems),
         _ => {
             let done = out.len() / 64 * 64;
             let halves = row.get(2 * k..2 * (k + done)).unwrap_or_default();
@@ -32,7 +32,8 @@ pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     }
 }
 
-/// f16 without gaps to as many f32, a multiple of 64. A kernel of its own, whose loop has no conditions.
+/// f16 without gaps to as many f32, a multiple of 64. A kernel of its own, whose loop has no
+/// conditions.
 struct Widen<'a> {
     halves: &'a [u8],
     out: &'a mut [f32],
@@ -53,7 +54,8 @@ impl hvx::Kernel for Widen<'_> {
     }
 }
 
-/// f32 to as many f16 without gaps, a multiple of 64. A kernel of its own, whose loop has no conditions.
+/// f32 to as many f16 without gaps, a multiple of 64. A kernel of its own, whose loop has no
+/// conditions.
 struct Narrow<'a> {
     elems: &'a [f32],
     out: &'a mut [u8],
@@ -85,7 +87,8 @@ impl hvx::Kernel for Narrow<'_> {
     }
 }
 
-/// Rows of f32 to rows of as many f16 without gaps inside, a multiple of 64: short rows, for which a call each is long.
+/// Rows of f32 to rows of as many f16 without gaps inside, a multiple of 64: short rows, for which
+/// a call each is long.
 pub(super) struct NarrowRows<'a> {
     /// Elements starting with the first row, and the number of elements from one row to the next.
     pub(super) elems: (&'a [f32], usize),
@@ -121,7 +124,7 @@ impl hvx::Kernel for NarrowRows<'_> {
 /// Returns `true` if rows are f32 without gaps, which kernels read and write without a function
 /// call.
 #[inline(always)]
-fn is_plain(shape: &Shape) -> bool {
+fn is_dense_f32(shape: &Shape) -> bool {
     shape.dtype == Type::F32 && shape.has_dense_rows()
 }
 
@@ -219,7 +222,7 @@ fn read_any(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
 /// Writes elements of `row`, starting at element `k`. Elements outside the row are left out.
 #[inline(always)]
 pub(super) fn write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
-    if is_plain(shape) {
+    if is_dense_f32(shape) {
         if let Some(bytes) = row.get_mut(4 * k..4 * (k + elems.len())) {
             match bytemuck::try_cast_slice_mut(bytes) {
                 Ok(out) => hvx::copy_f32(out, elems),

@@ -1,5 +1,5 @@
-//! Access by byte or element offsets, for kernels that compute the places of many rows themselves: indices are below the
-//! dimensions, and no division is needed.
+//! Access by byte or element offsets, for kernels that compute the places of many rows themselves:
+//! indices are below the dimensions, and no division is needed.
 
 use super::{Type, View, ViewMut};
 use crate::hvx::StridedVectors;
@@ -13,8 +13,9 @@ impl<'a> View<'a> {
         i1 * nb1 + i2 * nb2 + i3 * nb3
     }
 
-    /// Returns vectors at `count` places, the first of which is `offset` bytes after the first element, each a row of
-    /// dimension 1 after the one before; `None` if one ends after the tensor's memory.
+    /// Returns vectors at `count` places, the first of which is `offset` bytes after the first
+    /// element, each a row of dimension 1 after the one before; `None` if one ends after the
+    /// tensor's memory.
     #[must_use]
     #[inline(always)]
     pub fn strided<const WIDTH: usize>(
@@ -25,8 +26,8 @@ impl<'a> View<'a> {
         StridedVectors::new(self.tail(offset), self.shape.nb[1], count)
     }
 
-    /// Returns all elements, with those between rows, and the distances of rows in dimensions 1 and 2 as numbers of elements,
-    /// if they are f32 without gaps inside rows.
+    /// Returns all elements, with those between rows, and the distances of rows in dimensions 1 and
+    /// 2 as numbers of elements, if they are f32 without gaps inside rows.
     #[must_use]
     pub fn all_floats(&self) -> Option<(&'a [f32], [usize; 2])> {
         let shape = &self.shape;
@@ -55,8 +56,8 @@ impl<'a> View<'a> {
 }
 
 impl ViewMut<'_> {
-    /// Returns all elements, and their distances in dimensions 1 to 3 as numbers of elements, if they are f32 without
-    /// gaps inside rows and this is the whole tensor.
+    /// Returns all elements, and their distances in dimensions 1 to 3 as numbers of elements, if
+    /// they are f32 without gaps inside rows and this is the whole tensor.
     pub fn floats(&mut self) -> Option<(&mut [f32], [usize; 3])> {
         let shape = &self.shape;
         let [_, strides @ ..] = shape.nb;

@@ -171,7 +171,8 @@ impl<'v> View<'v> {
             Some(mut dense) if dtype == Type::F16 => {
                 let kept = first_halves(range.len());
                 for out in out {
-                    // What follows the elements is often memory of the same tensor. A call for parts of lines takes longer.
+                    // What follows the elements is often memory of the same tensor. A call for
+                    // parts of lines takes longer.
                     let line = dense.bytes.first_chunk();
                     let row = dense.next(2 * range.len());
                     let elems = match line {

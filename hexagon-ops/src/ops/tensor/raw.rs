@@ -136,15 +136,16 @@ pub struct Columns {
 }
 
 impl Run<'_> {
-    /// Returns `true` if [`Self::take`] moves rows of a source: elements have one type, and follow each other in rows of both.
+    /// Returns `true` if [`Self::take`] moves rows of a source: elements have one type, and follow
+    /// each other in rows of both.
     #[must_use]
     pub fn takes(&self, view: &View<'_>) -> bool {
         let is_dense = self.shape.has_dense_rows() && view.shape.has_dense_rows();
         is_dense && self.shape.dtype == view.shape.dtype
     }
 
-    /// Writes columns of rows `rows` of this run: those of as many rows of `view`, the first of which is row `at`. Rows and
-    /// columns that do not exist on either side are left out.
+    /// Writes columns of rows `rows` of this run: those of as many rows of `view`, the first of
+    /// which is row `at`. Rows and columns that do not exist on either side are left out.
     ///
     /// `view` is such that [`Self::takes`] returns `true`.
     pub fn take(&mut self, rows: Range<usize>, view: &View<'_>, at: [usize; 3], columns: Columns) {
@@ -170,8 +171,8 @@ impl Run<'_> {
         move_pieces(to, from, moved);
     }
 
-    /// Writes the first `n` columns of all rows as [`Self::take`] does, from column 0 of `view`. Of short rows it may write the
-    /// rest of a line, too, which the caller writes afterwards.
+    /// Writes the first `n` columns of all rows as [`Self::take`] does, from column 0 of `view`. Of
+    /// short rows it may write the rest of a line, too, which the caller writes afterwards.
     pub fn take_lines(&mut self, view: &View<'_>, at: [usize; 3], n: usize) {
         let columns = Columns {
             to: 0,
@@ -202,8 +203,9 @@ impl Run<'_> {
         self.take(lines..self.count, view, [i1 + lines, i2, i3], columns);
     }
 
-    /// Writes each row: that of `view`, as long and of one type, which starts at the byte that `offset` returns for the number of
-    /// the row in this run. Rows that end after either side are left out.
+    /// Writes each row: that of `view`, as long and of one type, which starts at the byte that
+    /// `offset` returns for the number of the row in this run. Rows that end after either side are
+    /// left out.
     pub fn take_each(&mut self, view: &View<'_>, mut offset: impl FnMut(usize) -> usize) {
         let (bytes, stride) = (self.shape.row_bytes(), self.shape.nb[1]);
         for row in 0..self.count {

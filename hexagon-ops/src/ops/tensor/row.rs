@@ -13,7 +13,8 @@ pub struct Row<'a> {
     pub(super) shape: &'a Shape,
     /// Index of the row in dimensions 1, 2 and 3.
     pub at: [usize; 3],
-    /// Column of the tensor's row at which this part of it starts; 0 unless the kernel takes parts of rows.
+    /// Column of the tensor's row at which this part of it starts; 0 unless the kernel takes parts
+    /// of rows.
     pub first: usize,
 }
 
@@ -95,14 +96,16 @@ impl Run<'_> {
         self.shape.ne[0]
     }
 
-    /// Returns the elements and the number of elements from one row to the next, if rows are f32 without gaps inside.
+    /// Returns the elements and the number of elements from one row to the next, if rows are f32
+    /// without gaps inside.
     pub fn floats(&mut self) -> Option<(&mut [f32], usize)> {
         let stride = float_stride(self.shape)?;
         Some((bytemuck::try_cast_slice_mut(self.bytes).ok()?, stride))
     }
 
-    /// Writes `count` rows starting with row `first`, rounded, of elements that are `step` apart; returns `false` and writes
-    /// nothing unless rows are f16 without gaps inside, of a multiple of 64 elements.
+    /// Writes `count` rows starting with row `first`, rounded, of elements that are `step` apart;
+    /// returns `false` and writes nothing unless rows are f16 without gaps inside, of a multiple of
+    /// 64 elements.
     pub fn narrow(&mut self, first: usize, count: usize, (elems, step): (&[f32], usize)) -> bool {
         let (shape, stride) = (self.shape, self.shape.nb[1]);
         let n = shape.ne[0];

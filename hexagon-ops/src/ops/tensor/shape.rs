@@ -149,8 +149,8 @@ impl Type {
     }
 }
 
-/// Returns `true` if `count`, which is not 0, divides `total`: without a division, which is a function call on the DSP, in
-/// the usual cases.
+/// Returns `true` if `count`, which is not 0, divides `total`: without a division, which is a
+/// function call on the DSP, in the usual cases.
 #[must_use]
 pub const fn divides(count: usize, total: usize) -> bool {
     count == total || count == 1 || total.is_multiple_of(count)
@@ -241,8 +241,8 @@ impl Shape {
         true
     }
 
-    /// Returns the shape of the same elements in rows of `n`, which divides their number and is made of whole blocks. The
-    /// tensor is gapless.
+    /// Returns the shape of the same elements in rows of `n`, which divides their number and is
+    /// made of whole blocks. The tensor is gapless.
     #[must_use]
     pub fn with_rows(&self, n: usize) -> Self {
         let row = (n >> self.dtype.block().trailing_zeros()) * self.dtype.block_bytes();
@@ -253,7 +253,8 @@ impl Shape {
         }
     }
 
-    /// Returns the shape with all rows in dimension 1; `None` unless each is as far from the one before it.
+    /// Returns the shape with all rows in dimension 1; `None` unless each is as far from the one
+    /// before it.
     #[must_use]
     pub fn merged(&self) -> Option<Self> {
         let [_, n1, n2, n3] = self.ne;
@@ -287,7 +288,8 @@ impl Shape {
             return None;
         }
         let mut order = [0, 1, 2];
-        // Dimensions with one index come last, so that rows of dimension 1 are usually numbered in order.
+        // Dimensions with one index come last, so that rows of dimension 1 are usually numbered in
+        // order.
         order.sort_unstable_by_key(|i| (self.ne[i + 1] == 1, self.nb[i + 1]));
         let mut extent = self.row_bytes();
         for i in order.into_iter().filter(|i| self.ne[i + 1] > 1) {

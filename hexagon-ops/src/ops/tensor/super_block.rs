@@ -31,7 +31,7 @@ struct Scales {
     mins: [f32; HALVES],
 }
 
-/// BlockBytes of one super-block, followed by zeros.
+/// The bytes of one super-block, followed by zeros.
 struct BlockBytes([Line; LINES]);
 
 impl BlockBytes {

@@ -1,4 +1,5 @@
-//! Shares a result out to the threads of an engine: its rows, or ranges of columns where rows are few and long.
+//! Shares a result out to the threads of an engine: its rows, or ranges of columns where rows are
+//! few and long.
 //!
 //! ```text
 //! one thread                    all rows in order, without a list of tasks
@@ -7,8 +8,9 @@
 //! rows that numbers name        parts that have as many of the named rows each
 //! ```
 //!
-//! A step takes packets, too, so a task gets at least [`TASK_PACKETS`]. Kernels reckon their packets from the counts of
-//! whole operations (tests/packets.txt), and are asked only if there are several threads.
+//! A step takes packets, too, so a task gets at least [`TASK_PACKETS`]. Kernels reckon their
+//! packets from the counts of whole operations (tests/packets.txt), and are asked only if there are
+//! several threads.
 
 use super::{CHUNK, Chunks, Row, ViewMut};
 use crate::hvx;
@@ -17,12 +19,12 @@ use crate::rt::Engine;
 /// Most tasks of a step.
 const MAX_TASKS: usize = 8;
 
-/// Fewest packets of a task. Work of less than twice as many stays on the calling thread: an addition of fewer than 8,000
-/// elements, an exponential of fewer than 1,000.
+/// Fewest packets of a task. Work of less than twice as many stays on the calling thread: an
+/// addition of fewer than 8,000 elements, an exponential of fewer than 1,000.
 ///
-/// A step of n tasks takes the calling thread less than the n - 1 tasks that it hands over: the list of tasks, the
-/// hand-over, and a pause of each side in which it does not look. tests/qemu.rs counts the packets
-/// (`a_step_takes_less_than_the_tasks_that_it_hands_over`).
+/// A step of n tasks takes the calling thread less than the n - 1 tasks that it hands over: the
+/// list of tasks, the hand-over, and a pause of each side in which it does not look. tests/qemu.rs
+/// counts the packets (`a_step_takes_less_than_the_tasks_that_it_hands_over`).
 pub const TASK_PACKETS: usize = 600;
 
 /// Packets for a row, without its elements.
@@ -37,9 +39,9 @@ pub const FUNCTION: usize = 32;
 /// Packets for 32 elements that are computed one by one.
 pub const SCALAR: usize = 640;
 
-/// Elements of which the columns of a task are a multiple: whole lines of f16 and f32, whole chunks, blocks and
-/// super-blocks, and whole groups of three and four vectors, so that each element is computed by the same code as in a
-/// whole row.
+/// Elements of which the columns of a task are a multiple: whole lines of f16 and f32, whole
+/// chunks, blocks and super-blocks, and whole groups of three and four vectors, so that each
+/// element is computed by the same code as in a whole row.
 const COLUMNS: usize = 3 * CHUNK;
 
 /// Returns the packets of a row of `elems` elements, or the largest number.
@@ -86,8 +88,8 @@ impl<'a> ViewMut<'a> {
         self.for_tasks(engine, |whole, tasks| whole.cut_rows(n, tasks), run);
     }
 
-    /// Does the same as [`Self::for_parts`], and cuts the columns if there are few rows. The kernel computes elements
-    /// that do not depend on others, and finds their columns by [`Row::first`].
+    /// Does the same as [`Self::for_parts`], and cuts the columns if there are few rows. The kernel
+    /// computes elements that do not depend on others, and finds their columns by [`Row::first`].
     #[inline(always)]
     pub fn for_column_parts(
         mut self,
@@ -102,8 +104,9 @@ impl<'a> ViewMut<'a> {
         self.for_tasks(engine, |whole, tasks| whole.cut_columns(n, tasks), run);
     }
 
-    /// Runs `run` on parts of this tensor for a kernel that writes some rows, and leaves out those that are not in
-    /// its part: the parts have about as many of them each if their places ascend, even after a jump back.
+    /// Runs `run` on parts of this tensor for a kernel that writes some rows, and leaves out those
+    /// that are not in its part: the parts have about as many of them each if their places ascend,
+    /// even after a jump back.
     ///
     /// - `work`: returns the packets of all written rows, and their number
     /// - `place`: returns the indices of a written row
@@ -160,7 +163,8 @@ impl<'a> ViewMut<'a> {
         n
     }
 
-    /// Cuts the rows into at most `n` parts, or the columns of each if there are fewer rows; returns the number of parts.
+    /// Cuts the rows into at most `n` parts, or the columns of each if there are fewer rows;
+    /// returns the number of parts.
     #[inline(never)]
     fn cut_columns(mut self, n: usize, tasks: &mut Tasks<'a>) -> usize {
         let n_rows = self.rows.len();
@@ -180,8 +184,8 @@ impl<'a> ViewMut<'a> {
         n_rows * per_row
     }
 
-    /// Cuts the rows before those with the numbers `ends`, which ascend; the last one stands for the end. Returns the number
-    /// of parts.
+    /// Cuts the rows before those with the numbers `ends`, which ascend; the last one stands for
+    /// the end. Returns the number of parts.
     #[inline(never)]
     fn cut_at(mut self, ends: &[usize], tasks: &mut Tasks<'a>) -> usize {
         if ends.len() == 1 {
@@ -219,8 +223,8 @@ impl<'a> ViewMut<'a> {
         }
     }
 
-    /// Splits the first `count` columns, or all, off a single row without gaps inside. The rest may have none, and is not
-    /// used then.
+    /// Splits the first `count` columns, or all, off a single row without gaps inside. The rest may
+    /// have none, and is not used then.
     fn split_columns(&mut self, count: usize) -> Self {
         let (block, size) = (self.shape.dtype.block(), self.shape.dtype.block_bytes());
         let count = count.min(self.shape.ne[0]);
@@ -256,7 +260,8 @@ impl<'a> ViewMut<'a> {
         self.for_parts(engine, packets, |part| each_row_with_chunks(part, &run));
     }
 
-    /// Does the same as [`Self::for_rows_with_chunks`] on parts of rows, as [`Self::for_column_parts`].
+    /// Does the same as [`Self::for_rows_with_chunks`] on parts of rows, as
+    /// [`Self::for_column_parts`].
     #[inline(always)]
     pub fn for_row_parts_with_chunks(
         self,

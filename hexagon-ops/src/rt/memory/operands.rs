@@ -1,6 +1,6 @@
 //! The operands of a command: the result, and the sources that it reads.
 
-use super::{Bound, Generation, LentBuffers, Mappings, Refusal, Span};
+use super::{BindError, Bound, Generation, LentBuffers, Mappings, Span};
 
 impl<'a> LentBuffers<'a> {
     /// Joins the result of a command and the sources that it reads.
@@ -12,14 +12,14 @@ impl<'a> LentBuffers<'a> {
         self,
         dst: Bound<'a>,
         src: [Option<Bound<'a>>; N],
-    ) -> Result<Operands<'a, N>, Refusal> {
+    ) -> Result<Operands<'a, N>, BindError> {
         for bound in src.iter().flatten().chain([&dst]) {
             if !self.owns(bound) {
-                return Err(Refusal::Unmapped);
+                return Err(BindError::Unmapped);
             }
         }
         if src.iter().flatten().any(|bound| bound.overlaps(&dst)) {
-            return Err(Refusal::Overlap);
+            return Err(BindError::Overlap);
         }
         Ok(Operands {
             buffers: self,
@@ -28,8 +28,9 @@ impl<'a> LentBuffers<'a> {
         })
     }
 
-    /// Returns operands that [`Operands::remember`] has remembered; `None` if a buffer was mapped or unmapped since.
-    pub fn recall<const N: usize>(self, earlier: &CheckedOperands<N>) -> Option<Operands<'a, N>> {
+    /// Returns operands that [`Operands::to_checked`] has checked; `None` if a buffer was mapped or
+    /// unmapped since.
+    pub fn rebind<const N: usize>(self, earlier: &CheckedOperands<N>) -> Option<Operands<'a, N>> {
         if !self.generation.is(earlier.generation) {
             return None;
         }
@@ -83,8 +84,8 @@ impl KeptBytes {
     }
 }
 
-/// Operands that lie in their buffers, and of which no source shares a byte with the result, as long as no buffer is mapped
-/// or unmapped.
+/// Operands that are in their buffers, and of which no source shares a byte with the result, as
+/// long as no buffer is mapped or unmapped.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckedOperands<const N: usize> {
     generation: Generation,
@@ -101,9 +102,9 @@ pub struct Operands<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> Operands<'a, N> {
-    /// Returns what [`LentBuffers::recall`] needs to return these operands again without checks.
+    /// Returns what [`LentBuffers::rebind`] needs to return these operands again without checks.
     #[must_use]
-    pub fn remember(&self) -> CheckedOperands<N> {
+    pub fn to_checked(&self) -> CheckedOperands<N> {
         let mut src = [KeptBytes::ABSENT; N];
         for (place, bound) in src.iter_mut().zip(&self.src) {
             if let Some(bound) = bound {
@@ -155,14 +156,14 @@ impl<'a, const N: usize> Operands<'a, N> {
         for (source, bound) in sources.iter_mut().zip(&self.src) {
             let Some(bound) = bound else { continue };
             // SAFETY: in bounds by `bind`, mapped and not written by others by the contract of
-            // `Mapped::new`, nor through the result, which lies elsewhere.
+            // `Mapped::new`, nor through the result, which is elsewhere.
             *source =
                 Some(unsafe { core::slice::from_raw_parts(bound.start(), bound.range().len()) });
         }
         // SAFETY: in bounds by `bind`.
         let dst = unsafe { self.dst.mapped.cached.add(self.dst.span.start) };
         // SAFETY: in bounds, mapped and used by nothing else by the contract of `Mapped::new`. No
-        // other slice covers it: the sources lie elsewhere, and `self`, the only value that hands
+        // other slice covers it: the sources are elsewhere, and `self`, the only value that hands
         // out bytes of the table, is borrowed for as long as this slice lives.
         let dst = unsafe { core::slice::from_raw_parts_mut(dst, self.dst.range().len()) };
         (dst, sources)

@@ -2,9 +2,10 @@
 //! (`rt/descriptor.rs`): the first is started, and each further one is linked to the one before it,
 //! so that the engine copies while the rest of the chain is built.
 //!
-//! SOURCE: llama.cpp ggml-hexagon htp/dma-queue.h at ggml 0.26.0 links descriptors by `dmlink` after a
-//! `release` of each, and takes one for done when its bit is set; QEMU target/hexagon/dma.c: `dmlink`
-//! starts an engine that is idle, and does nothing after an error. Not run on a device.
+//! SOURCE: llama.cpp ggml-hexagon htp/dma-queue.h at ggml 0.26.0 links descriptors by `dmlink`
+//! after a `release` of each, and takes one for done when its bit is set; QEMU
+//! target/hexagon/dma.c: `dmlink` starts an engine that is idle, and does nothing after an error.
+//! Not run on a device.
 
 use core::arch::asm;
 use core::mem::MaybeUninit;
@@ -22,8 +23,8 @@ const LAST: usize = 31;
 /// Bits of the engine's status that say what it does, and their value while it copies.
 const STATUS: u32 = 3;
 const RUNNING: u32 = 1;
-/// Polls of an engine until it counts as stuck. With the pause after it a poll takes 20 to 80 cycles:
-/// 56 to 220 ms in all at 1.5 GHz. The longest copy, 16 MiB, takes 16 ms at 1 GB/s.
+/// Polls of an engine until it counts as stuck. With the pause after it a poll takes 20 to 80
+/// cycles: 56 to 220 ms in all at 1.5 GHz. The longest copy, 16 MiB, takes 16 ms at 1 GB/s.
 const MAX_POLLS: u32 = 1 << 22;
 
 /// A descriptor, at a multiple of its length.
@@ -36,7 +37,8 @@ pub struct Chain {
     descriptors: [MaybeUninit<Descriptor>; MAX_DESCRIPTORS],
     /// Number of those that were started.
     count: usize,
-    /// A bit for each copy that has bytes and no descriptor; the last one also stands for all later copies.
+    /// A bit for each copy that has bytes and no descriptor; the last one also stands for all later
+    /// copies.
     left_out: u32,
 }
 
@@ -79,11 +81,13 @@ impl Chain {
                 self.left_out |= 1 << number.min(LAST);
                 continue;
             };
-            // SAFETY: orders the descriptor's words before the engine's reads; touches nothing else.
+            // SAFETY: orders the descriptor's words before the engine's reads; touches nothing
+            // else.
             unsafe { asm!("release({0}):at", in(reg) descriptor, options(nostack)) };
             // The nightly's own intrinsics for the engine have wrong signatures, hence assembly.
             if tail.is_null() {
-                // SAFETY: the descriptor is complete, and the caller keeps it and both sides untouched.
+                // SAFETY: the descriptor is complete, and the caller keeps it and both sides
+                // untouched.
                 unsafe { asm!("dmstart({0})", in(reg) descriptor, options(nostack)) };
             } else {
                 // SAFETY: as above; `tail` is the last descriptor of the chain that was started.
@@ -166,7 +170,8 @@ impl Chain {
 
 #[cfg(feature = "copies")]
 unsafe extern "C" {
-    /// Makes the copy of a descriptor, which has four or eight words, and notes there that it is done.
+    /// Makes the copy of a descriptor, which has four or eight words, and notes there that it is
+    /// done.
     fn npu_copy(descriptor: *mut u32);
 }
 

@@ -6,9 +6,9 @@
 //! Each worker has the priority of the thread that starts it, and its own vector context and DMA
 //! engine, which belong to the hardware thread that runs it.
 //!
-//! SOURCE: llama.cpp ggml-hexagon htp/work-queue.c and htp/hmx-queue.c import these functions, too, and
-//! pass the same attributes; prototypes and attributes, public copies of Qualcomm's qurt_thread.h of
-//! 2018 to 2023 and Halide src/runtime/mini_qurt.h. Not run on a device.
+//! SOURCE: llama.cpp ggml-hexagon htp/work-queue.c and htp/hmx-queue.c import these functions, too,
+//! and pass the same attributes; prototypes and attributes, public copies of Qualcomm's
+//! qurt_thread.h of 2018 to 2023 and Halide src/runtime/mini_qurt.h. Not run on a device.
 
 use core::arch::global_asm;
 use core::cell::UnsafeCell;
@@ -34,8 +34,8 @@ type ThreadEntry = unsafe extern "C" fn(*mut c_void);
 
 /// `qurt_thread_attr_t`, which the vendor's header fills by inline functions.
 ///
-/// SOURCE: fields up to `detach_state`, in all public copies of qurt_thread.h since 2018; an older one
-/// ends before it. The rest is room for fields of later ones.
+/// SOURCE: fields up to `detach_state`, in all public copies of qurt_thread.h since 2018; an older
+/// one ends before it. The rest is room for fields of later ones.
 #[repr(C)]
 struct ThreadAttributes {
     name: [u8; 16],
@@ -167,8 +167,8 @@ pub fn thread_priority() -> c_int {
     qurt_thread_get_priority(qurt_thread_get_id())
 }
 
-/// Starts a thread with the priority of the calling one on a stack that no thread has; `None` if the
-/// system refuses it.
+/// Starts a thread with the priority of the calling one on a stack that no thread has; `None` if
+/// the system refuses it.
 fn start_one(stack: &Stack) -> Option<ThreadId> {
     // SOURCE: qurt_thread.h: 1 to 254; the larger number is the lower priority.
     const PRIORITIES: RangeInclusive<u16> = 1..=254;
@@ -177,8 +177,8 @@ fn start_one(stack: &Stack) -> Option<ThreadId> {
     let attributes = ThreadAttributes::new(priority, stack.0.get().cast());
     let mut id = 0;
     let argument = core::ptr::null_mut();
-    // SAFETY: attributes that are complete, a stack of that size for as long as the process lives, and a
-    // function that uses its argument for nothing.
+    // SAFETY: attributes that are complete, a stack of that size for as long as the process lives,
+    // and a function that uses its argument for nothing.
     let refused = unsafe {
         qurt_thread_create(
             &raw mut id,
@@ -201,8 +201,8 @@ pub struct Team {
 }
 
 impl Team {
-    /// Starts at most `wanted` workers, and the matrix unit's thread after them: fewer if the system
-    /// refuses some, none while another team has workers.
+    /// Starts at most `wanted` workers, and the matrix unit's thread after them: fewer if the
+    /// system refuses some, none while another team has workers.
     pub fn start(wanted: usize) -> Self {
         let mut team = Self {
             ids: [0; MAX_WORKERS + 1],
@@ -218,7 +218,7 @@ impl Team {
         while team.started < wanted && team.start_next() {}
         if team.started == wanted {
             WANTS_MATRIX_THREAD.store(true, Ordering::Relaxed);
-            // If this fails, a thread that was started before may have become the matrix unit's.
+            // If it does not start, an earlier thread may have taken the matrix unit meanwhile.
             let is_started = team.start_next();
             let is_wanted = !is_started && WANTS_MATRIX_THREAD.swap(false, Ordering::Relaxed);
             team.has_matrix_thread = !is_wanted;

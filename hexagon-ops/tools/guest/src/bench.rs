@@ -37,7 +37,7 @@ const QUERIES: usize = 64;
 const LINES: usize = TILES * 8 + TILES / 2;
 
 static LINES_OF_PANEL: [Line; LINES] = [Line::ZERO; LINES];
-/// 32 rows of blocks of Q4_0, and what a load of the last two reads behind them.
+/// 32 rows of blocks of Q4_0, and what a load of the last two reads after them.
 static ROWS_OF_BLOCKS: [Line; TILES * TILE_DIM * 18 / LINE_BYTES + 1] =
     [Line::ZERO; TILES * TILE_DIM * 18 / LINE_BYTES + 1];
 static ACT_LINES: [Line; act_lines(K)] = [Line::ZERO; act_lines(K)];

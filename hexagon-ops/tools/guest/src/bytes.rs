@@ -1,5 +1,5 @@
-//! `memcpy`, `memmove` and `memset` against loops over bytes: every pair of places in two lines, lengths around the edges,
-//! and the ends of mapped memory.
+//! `memcpy`, `memmove` and `memset` against loops over bytes: every pair of places in two lines,
+//! lengths around the edges, and the ends of mapped memory.
 
 use core::ffi::c_void;
 use core::fmt::{self, Write};
@@ -14,7 +14,8 @@ const PLACES: usize = 256;
 /// Bytes of a page, or of several.
 const PAGE: usize = 1 << 16;
 
-/// Lengths; their number has no factor in common with [`PLACES`] and [`TURNS`], so that all meet all places.
+/// Lengths; their number has no factor in common with [`PLACES`] and [`TURNS`], so that all meet
+/// all places.
 const LENGTHS: [usize; 41] = [
     0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 20, 24, 31, 32, 33, 40, 63, 64, 65, 100, 127, 128, 129, 136, 140,
     191, 255, 256, 257, 383, 384, 385, 511, 512, 600,
@@ -61,7 +62,8 @@ impl Noise {
 unsafe fn each(to: *mut u8, bytes: usize, from_end: bool, value: impl Fn(usize) -> u8) {
     for i in 0..bytes {
         let i = if from_end { bytes - 1 - i } else { i };
-        // SAFETY: one of the caller's bytes; volatile, so that the compiler does not call what is being tested.
+        // SAFETY: one of the caller's bytes; volatile, so that the compiler does not call what is
+        // being tested.
         unsafe { write_volatile(to.wrapping_add(i), value(i)) };
     }
 }
@@ -109,7 +111,8 @@ unsafe fn agrees(function: Function, noise: &mut Noise, at: usize, from: usize, 
     returned == to.cast() && have.0.iter().zip(&want.0).all(|(have, want)| have == want)
 }
 
-/// Copies and fills the first and the last bytes of a page between two that are not mapped; a byte too far is a fault.
+/// Copies and fills the first and the last bytes of a page between two that are not mapped; a byte
+/// too far is a fault.
 ///
 /// # Safety
 /// `page` is mapped.

@@ -19,7 +19,8 @@ static PANEL: Scratch<[Line; PANEL_LINES]> = Scratch::new([Line::ZERO; PANEL_LIN
 static TILES: Scratch<[Tile; K_TILES]> = Scratch::new([Tile::ZERO; K_TILES]);
 static SCORES: Scratch<[Line; NEGATIVE_LINES]> = Scratch::new([Line::ZERO; NEGATIVE_LINES]);
 
-/// Dequantizes the rows of a seed by both kernels, and writes the tiles of each. Returns `false` if a kernel refuses them.
+/// Dequantizes the rows of a seed by both kernels, and writes the tiles of each. Returns `false` if
+/// a kernel refuses them.
 pub fn dequantize(seed: u32, write: &mut dyn FnMut(&[u8])) -> bool {
     // SAFETY: the only reference to WEIGHTS.
     let weights: &mut [u8] = bytemuck::cast_slice_mut(unsafe { WEIGHTS.get() });
@@ -51,8 +52,8 @@ pub fn dequantize(seed: u32, write: &mut dyn FnMut(&[u8])) -> bool {
     true
 }
 
-/// Writes the exponentials of all f16 from -0 to minus infinity, in the order of their bits, then those of a row of 1024 and its
-/// sums: two lines of f32.
+/// Writes the exponentials of all f16 from -0 to minus infinity, in the order of their bits, then
+/// those of a row of 1024 and its sums: two lines of f32.
 pub fn exponentials(write: &mut dyn FnMut(&[u8])) {
     // SAFETY: the only reference to SCORES.
     let scores = unsafe { SCORES.get() };

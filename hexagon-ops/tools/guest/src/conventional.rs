@@ -1,5 +1,5 @@
-//! Kernels for the comparison in docs/results/tables/packets.md: the steps before the library's kernels of the same purpose.
-//! They are counted, and no part of the DSP library.
+//! Kernels for the comparison in docs/results/tables/packets.md: the steps before the library's
+//! kernels of the same purpose. They are counted, and no part of the DSP library.
 //!
 //! | kernel | does |
 //! |---|---|
@@ -7,8 +7,8 @@
 //! | [`dequantize_tiles`] | Q4_0 in the library's order to FP16 tiles: arithmetic on nibbles in place of the lookup |
 //! | [`exponentials`] | exponentials of a softmax by a polynomial in FP16, and their sums |
 //!
-//! Every intrinsic is an unsafe function only because it needs its target feature, which is enabled for the whole guest. This
-//! reason is cited as [HVX].
+//! Every intrinsic is an unsafe function only because it needs its target feature, which is enabled
+//! for the whole guest. This reason is cited as [HVX].
 
 use core::arch::hexagon::v128::{self as arch, HvxVector, HvxVectorPair};
 
@@ -94,7 +94,7 @@ static WORD_OFFSETS: Line = word_offsets();
 ///   scatter 32 words, each two weights of column n, to the lines of two tiles
 /// ```
 ///
-/// - `weights`: 32 rows of `k_tiles` blocks each, and at least 92 bytes behind them
+/// - `weights`: 32 rows of `k_tiles` blocks each, and at least 92 bytes after them
 /// - `k_tiles`: an even number
 /// - `out`: `k_tiles` tiles, on a device in VTCM: scatters reach no other memory
 ///
@@ -121,7 +121,8 @@ pub fn dequantize_rows(weights: &[u8], k_tiles: usize, out: &mut [Tile]) -> bool
             // SAFETY: two blocks start here, and `slack` bytes follow the last two.
             let blocks = unsafe { &*from.cast::<[u8; LINE_BYTES]>() };
             let values = two_blocks(blocks, masks);
-            // SAFETY: offsets are below 2 · F16_TILE_BYTES - 3, and so many bytes of `out` start at `tile`.
+            // SAFETY: offsets are below 2 · F16_TILE_BYTES - 3, and so many bytes of `out` start at
+            // `tile`.
             unsafe {
                 arch::Q6_vscatter_RMVwV(
                     tile,
@@ -163,8 +164,8 @@ fn two_blocks(blocks: &[u8; LINE_BYTES], [first, second, low, high]: [Vector; 4]
     hvx::mul_f16(numbers, wrapped(scales))
 }
 
-/// Dequantizes tiles of Q4_0 in the library's order: nibbles are masked or shifted, widened, converted to f16, and have 8
-/// subtracted before the product with their scale.
+/// Dequantizes tiles of Q4_0 in the library's order: nibbles are masked or shifted, widened,
+/// converted to f16, and have 8 subtracted before the product with their scale.
 ///
 /// - `quants`, `scales`: the planes of a panel
 ///
@@ -197,10 +198,12 @@ fn dequantize_tile(quants: &[Line; 4], scale: Vector, out: &mut Tile) {
     }
 }
 
-/// Replaces f16 scores by `e^(score - largest)`, and returns the sums of these, f32 (those of even elements, those of odd ones).
+/// Replaces f16 scores by `e^(score - largest)`, and returns the sums of these, f32 (those of even
+/// elements, those of odd ones).
 ///
-/// With x the difference, n = round(x · log2 e) and r = x - n · ln 2, `e^x = 2^n · (1 + r + c2 · r² + c3 · r³)`. Everything is
-/// f16 but the sums. Each exponential is off by less than 1.8 units in the last place, subnormal ones too.
+/// With x the difference, n = round(x · log2 e) and r = x - n · ln 2, `e^x = 2^n · (1 + r + c2 ·
+/// r² + c3 · r³)`. Everything is f16 but the sums. Each exponential is off by less than 1.8 units
+/// in the last place, subnormal ones too.
 ///
 /// - `row`: an even number of lines; the last of an odd number is left out
 /// - `largest`: not smaller than any score, in all elements
@@ -219,8 +222,8 @@ pub fn exponentials(row: &mut [Line], largest: Vector) -> (Vector, Vector) {
     (sums.0.to_f32(), sums.1.to_f32())
 }
 
-/// f16 constants of [`exponential`]. The polynomial's are 2^11 times too large, so that the power of two below FP16's normal
-/// numbers has an exponent, too; the last product takes this back.
+/// f16 constants of [`exponential`]. The polynomial's are 2^11 times too large, so that the power
+/// of two below FP16's normal numbers has an exponent, too; the last product takes this back.
 const LOG2_E: u16 = 0x3dc5;
 /// ln 2 in a part of four bits, whose products with n are exact, and the rest; negative.
 const MINUS_LN_2: [u16; 2] = [0xb980, 0x9dc8];
@@ -241,7 +244,8 @@ fn exponential(x: Vector) -> Vector {
     hvx::mul_f16(power, hvx::splat_h(DOWN))
 }
 
-/// Returns n above [`ROUND`], and the polynomial in r: IEEE arithmetic, which rounds a product and a sum at once.
+/// Returns n above [`ROUND`], and the polynomial in r: IEEE arithmetic, which rounds a product and
+/// a sum at once.
 #[cfg(target_feature = "hvx-ieee-fp")]
 #[inline(always)]
 fn power_and_polynomial(x: Vector) -> (Vector, Vector) {
@@ -256,7 +260,8 @@ fn power_and_polynomial(x: Vector) -> (Vector, Vector) {
     (turns, p)
 }
 
-/// Returns n above [`ROUND`], and the polynomial in r: qfloat, converted to f16 where bits are needed.
+/// Returns n above [`ROUND`], and the polynomial in r: qfloat, converted to f16 where bits are
+/// needed.
 #[cfg(not(target_feature = "hvx-ieee-fp"))]
 #[inline(always)]
 fn power_and_polynomial(x: Vector) -> (Vector, Vector) {

@@ -2,9 +2,9 @@
 //!
 //! Reads requests of four lines from standard input: a line whose first words are a number and a
 //! scalar, then three vectors. A number of `ops.rs` is answered with two lines; [`BENCH`] and
-//! [`WHOLE`] with tables of packet counts, as text; [`MULTIPLY`] with 64 x 64 f32; [`COPY`] with the
-//! functions that were compared, as text; [`ROWS`] with the result of the case that the scalar names; [`STEPS`]
-//! with the packets of a step, as text.
+//! [`WHOLE`] with tables of packet counts, as text; [`MULTIPLY`] with 64 x 64 f32; [`COPY`] with
+//! the functions that were compared, as text; [`ROWS`] with the result of the case that the scalar
+//! names; [`STEPS`] with the packets of a step, as text.
 
 #![no_std]
 #![no_main]
@@ -78,7 +78,8 @@ global_asm!(
     main = sym main,
 );
 
-/// Linux system call with three arguments, and for `mmap` three more: a private mapping without a file.
+/// Linux system call with three arguments, and for `mmap` three more: a private mapping without a
+/// file.
 ///
 /// # Safety
 /// The kernel may use memory as the call specifies.

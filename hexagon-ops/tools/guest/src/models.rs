@@ -1,4 +1,5 @@
-//! Operations at shapes of whole models, for the table of [`crate::whole`]: many rows, short rows, and routers.
+//! Operations at shapes of whole models, for the table of [`crate::whole`]: many rows, short rows,
+//! and routers.
 
 use hexagon_ops::wire::{self, Tensor, TensorOp};
 
@@ -13,7 +14,8 @@ const POSITIONS: u64 = INDEX + (3 << 16);
 /// Triangular matrices.
 const TRIANGLES: u64 = MASK + (1 << 20);
 
-/// Writes the data on which packets depend: keys to be sorted, numbers of rows, and matrices with a diagonal.
+/// Writes the data on which packets depend: keys to be sorted, numbers of rows, and matrices with a
+/// diagonal.
 pub fn fill(arena: *mut u8) {
     let words = |at: u64, count: usize, value: &dyn Fn(usize) -> u32| {
         for i in 0..count {
@@ -42,8 +44,8 @@ fn numbers(offset: u64, ne: [usize; 3]) -> Tensor {
     tensor(wire::TYPE_I32, offset, [ne[0], ne[1], ne[2], 1])
 }
 
-/// Returns the operations of a layer. Activations and results are those of an earlier command, and each layer has its own
-/// weights and cache.
+/// Returns the operations of a layer. Activations and results are those of an earlier command, and
+/// each layer has its own weights and cache.
 pub fn operations(layer: u64) -> [(&'static str, TensorOp); ROWS] {
     let weights = SECOND + layer * LAYER;
     let eps = [(0, 1e-6_f32.to_bits())];

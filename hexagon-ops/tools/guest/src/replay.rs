@@ -1,4 +1,5 @@
-//! A recorded graph of the host (`GGML_RUST_NPU_TRACE=graphs.commands`): packets of each command of its list.
+//! A recorded graph of the host (`GGML_RUST_NPU_TRACE=graphs.commands`): packets of each command of
+//! its list.
 //!
 //! The input, words of 32 bits:
 //!
@@ -10,13 +11,15 @@
 //! the commands, 512 bytes each
 //! ```
 //!
-//! Packets of some kernels depend on their operands, which a guest without a matrix unit does not compute. So before a
-//! command, at no cost, its *fillings* write `count` values: kind 0, f32 between -1 and 1; kind 1, i32 below `limit`, which
-//! differ in each `group`; kind 2, f32 of 1.
+//! Packets of some kernels depend on their operands, which a guest without a matrix unit does not
+//! compute. So before a command, at no cost, its *fillings* write `count` values: kind 0, f32
+//! between -1 and 1; kind 1, i32 below `limit`, which differ in each `group`; kind 2, f32 of 1.
 //!
-//! The host's inputs are written before each run, because ggml gives their memory to later results. The list runs twice, and the second run is counted: a graph comes again. A command's packets are those from the start of
-//! its turn in the list to the start of the next one's. The program makes the copies of the DMA engine; their packets do not
-//! count, their bytes are told. One line for each command: packets, bytes copied.
+//! The host's inputs are written before each run, because ggml gives their memory to later results.
+//! The list runs twice, and the second run is counted: a graph comes again. A command's packets are
+//! those from the start of its turn in the list to the start of the next one's. The program makes
+//! the copies of the DMA engine; their packets do not count, their bytes are told. One line for
+//! each command: packets, bytes copied.
 
 use core::fmt::Write;
 use core::ops::Range;
@@ -151,7 +154,8 @@ impl Platform for System {
         cache::clean(mapped.start().wrapping_add(range.start), range.len(), access);
     }
 
-    /// The loop asks for the time when a submission starts, when a command of a list has its turn, and for the completion.
+    /// The loop asks for the time when a submission starts, when a command of a list has its turn,
+    /// and for the completion.
     fn time_us(&mut self) -> u64 {
         let start = packets();
         // SAFETY: no other reference is alive in a call of the loop.
@@ -196,7 +200,8 @@ impl Filling {
                 }
                 2 => 1_f32.to_bits(),
                 _ => {
-                    // A row of a group starts anywhere and goes on in steps that reach every number once.
+                    // A row of a group starts anywhere and goes on in steps that reach every number
+                    // once.
                     let (row, column) = (i / self.group, i % self.group);
                     (row.wrapping_mul(0x9e37_79b9) >> 7).wrapping_add(column * (self.limit / self.group).max(1)) % self.limit
                 }
@@ -207,7 +212,8 @@ impl Filling {
     }
 }
 
-/// Reads a graph, runs it, and writes the packets of its commands. Returns `None` if the input ends early or has too much.
+/// Reads a graph, runs it, and writes the packets of its commands. Returns `None` if the input ends
+/// early or has too much.
 ///
 /// - `map`: returns zeroed memory
 pub fn run(text: &mut impl Write, map: &dyn Fn(usize) -> *mut u8, read: &mut dyn FnMut(&mut [u8]) -> bool) -> Option<()> {

@@ -1,5 +1,6 @@
-//! Operations on tensors whose rows are and are not made of whole vectors, for the guest and for the host test that
-//! compares their results: the DSP's vector code is not executed by other host tests.
+//! Operations on tensors whose rows are and are not made of whole vectors, for the guest and for
+//! the host test that compares their results: the DSP's vector code is not executed by other host
+//! tests.
 
 use hexagon_ops::error::Result;
 use hexagon_ops::layout::Line;
@@ -167,7 +168,8 @@ fn fill(memory: &mut [Line], dtype: Type, seed: u32) {
     }
 }
 
-/// Runs case `number`; returns the result's type. Bytes that it does not write keep their first values.
+/// Runs case `number`; returns the result's type. Bytes that it does not write keep their first
+/// values.
 pub fn compute(number: usize, arena: &mut Arena) -> Result<Type> {
     let case = case(number);
     fill(&mut arena.dst, case.dst.dtype, 77);

@@ -1,4 +1,5 @@
-//! Weights for the kernels of `conventional.rs`, for the guest and for the host test that compares their results.
+//! Weights for the kernels of `conventional.rs`, for the guest and for the host test that compares
+//! their results.
 
 /// Rows of weights: columns of a tile.
 pub const ROWS: usize = 32;
@@ -9,8 +10,8 @@ pub const BLOCK_BYTES: usize = 18;
 /// Bytes of a row.
 pub const ROW_BYTES: usize = K_TILES * BLOCK_BYTES;
 
-/// Returns rows of random blocks in ggml's order. Products of scales and quants are within FP16's range; some scales are
-/// subnormal.
+/// Returns rows of random blocks in ggml's order. Products of scales and quants are within FP16's
+/// range; some scales are subnormal.
 pub fn rows(seed: u32) -> [[u8; ROW_BYTES]; ROWS] {
     let mut state = seed;
     let mut next = || {

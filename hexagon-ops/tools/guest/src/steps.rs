@@ -13,13 +13,14 @@ use crate::scratch::Scratch;
 const ROWS: usize = 64;
 /// Elements of a row; all of them are one, too.
 const ROW: usize = 128;
-/// Steps of which the shortest counts: in it no thread is late, because the calling one does the tasks itself.
+/// Steps of which the shortest counts: in it no thread is late, because the calling one does the
+/// tasks itself.
 const TURNS: usize = 2000;
 
 static RESULT: Scratch<[f32; ROWS * ROW]> = Scratch::new([0.0; ROWS * ROW]);
 
-/// Writes the packets of a step of as many tasks as there are threads, with tasks of a few packets: for parts of rows, and
-/// for parts of a single row.
+/// Writes the packets of a step of as many tasks as there are threads, with tasks of a few packets:
+/// for parts of rows, and for parts of a single row.
 pub fn run(text: &mut dyn Write, threads: usize) {
     let engine = Engine::new(threads);
     if engine.threads() != threads {

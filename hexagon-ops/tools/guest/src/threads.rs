@@ -26,8 +26,8 @@ struct Attributes {
 const PRIORITY: c_int = 192;
 
 unsafe extern "C" {
-    /// Starts a thread that calls `entry` on a stack, and clears `running` when it ends. Returns its
-    /// number.
+    /// Starts a thread that calls `entry` on a stack, and clears `running` when it ends. Returns
+    /// its number.
     fn guest_clone(
         flags: usize,
         stack_end: *mut u8,
@@ -65,8 +65,8 @@ extern "C" fn qurt_thread_create(
     running.store(1, Ordering::Relaxed);
     // SAFETY: the end of the stack that the caller gives, 8 bytes before it.
     let end = unsafe { attributes.stack.add(attributes.stack_bytes - 8) };
-    // SAFETY: a stack that no thread has, a function that uses its argument for nothing, and a word that
-    // stays.
+    // SAFETY: a stack that no thread has, a function that uses its argument for nothing, and a word
+    // that stays.
     let started = unsafe { guest_clone(FLAGS, end, entry, running) };
     // No thread has number 0.
     *id = number + 1;

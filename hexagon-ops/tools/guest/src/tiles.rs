@@ -15,8 +15,8 @@ const LINES: usize = TILES * 8 + TILES / 2;
 static PANEL: Scratch<[Line; LINES]> = Scratch::new([Line::ZERO; LINES]);
 static OUT: Scratch<[Tile; TILES]> = Scratch::new([Tile::ZERO; TILES]);
 
-/// Reads a panel of the type with index `weight` in [`WeightType::ALL`], and writes its tiles. Returns `false` if there
-/// is no such panel.
+/// Reads a panel of the type with index `weight` in [`WeightType::ALL`], and writes its tiles.
+/// Returns `false` if there is no such panel.
 pub fn run(
     weight: usize,
     read: &mut dyn FnMut(&mut [u8]) -> bool,

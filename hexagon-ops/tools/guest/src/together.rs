@@ -1,5 +1,5 @@
-//! Random commands by a session that computes on several threads, compared with one that computes on
-//! one.
+//! Random commands by a session that computes on several threads, compared with one that computes
+//! on one.
 
 use core::fmt::Write;
 

@@ -1,8 +1,10 @@
 //! Packets of whole operations: the command loop reads, checks and executes lists of commands, with
 //! cache operations and results, as on a device.
 //!
-//! A figure is what a further command of a list costs, warm. Its activations are those of an earlier command. Copies of the DMA engine cost nothing,
-//! and bring nothing: VTCM is cleared before each list, because caches and masks are zeros, too. The matrix unit's instructions count as packets.
+//! A figure is what a further command of a list costs, warm. Its activations are those of an
+//! earlier command. Copies of the DMA engine cost nothing, and bring nothing: VTCM is cleared
+//! before each list, because caches and masks are zeros, too. The matrix unit's instructions count
+//! as packets.
 
 use core::fmt::Write;
 use core::ops::Range;
@@ -16,7 +18,7 @@ use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{Platform, Server, State, Units};
 use hexagon_ops::wire::{
-    self, Attention, COLLECTED, Command, Completion, FENCE, RingHeader, List, MAGIC, Map, MatMul, PUBLISHED, Plain,
+    self, Attention, COLLECTED, Command, Completion, FENCE, RingHeader, List, MAGIC, Map, MatMul, PUBLISHED, RowsF32,
     RingLayout, STATUS_OK, Serve, Start, Tensor, TensorOp, VERSION, Weights,
 };
 
@@ -96,8 +98,8 @@ pub struct Host<P: Platform = System> {
 }
 
 impl<P: Platform> Host<P> {
-    /// Starts a session; `map` returns zeroed memory, and `system` the system around a ring. Returns `None` if the loop
-    /// refuses, or if it computes on another number of threads.
+    /// Starts a session; `map` returns zeroed memory, and `system` the system around a ring.
+    /// Returns `None` if the loop refuses, or if it computes on another number of threads.
     ///
     /// - `number`: 0 or 1; there is one session of each number at a time
     pub fn start(
@@ -232,8 +234,8 @@ impl Arena {
 /// Writes one line per operation: name, packets per unit; `refused` in place of them if it failed.
 /// `map` returns zeroed memory.
 ///
-/// - `only`: number of the only operation that is executed, counted from 1; 0 for all, -1 for those at shapes of models, -2 for
-///   those without a matrix unit
+/// - `only`: number of the only operation that is executed, counted from 1; 0 for all, -1 for those
+///   at shapes of models, -2 for those without a matrix unit
 pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i32) {
     let mut text = crate::bench::Text(write);
     let Some(mut host) = Arena::new(0, 1, map) else {
@@ -333,7 +335,7 @@ pub fn product(weight: WeightType, shape: [usize; 3], act: u64) -> Command {
 
 /// The same with a choice of dot products.
 fn product_by(dots: Dots, weight: WeightType, [m, k, n]: [usize; 3], act: u64) -> Command {
-    let rows = |offset, row: usize| Plain {
+    let rows = |offset, row: usize| RowsF32 {
         buffer: 0,
         reserved: 0,
         offset,
@@ -391,8 +393,9 @@ pub fn tensor_op(kernel: u32, params: &[(usize, u32)], dst: Tensor, src: &[Tenso
     op
 }
 
-/// Operations on tensors, one row unless the name says otherwise; with 32 rows, all are written to one cell. Results and activations are those of an earlier command,
-/// but each layer has its weights and caches, which the loop has not seen in the submission.
+/// Operations on tensors, one row unless the name says otherwise; with 32 rows, all are written to
+/// one cell. Results and activations are those of an earlier command, but each layer has its
+/// weights and caches, which the loop has not seen in the submission.
 fn tensor_ops(layer: u64) -> [(&'static str, TensorOp); 27] {
     use wire::{TYPE_F16 as F16, TYPE_F32 as F32, TYPE_I32 as I32, TYPE_I64 as I64};
     let op = tensor_op;

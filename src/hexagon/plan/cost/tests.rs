@@ -285,8 +285,8 @@ fn costs_add_up_and_take_the_time_of_the_slowest_unit() {
         other_bytes: 30_000,
         tile_products: 1000,
     };
-    // 60 kB at 60 GB/s; 4400 packets at 1100 for each µs and thread; 2^16 operations for each product of tiles at 12,032.54
-    // GFLOPS.
+    // 60 kB at 60 GB/s; 4400 packets at 1100 for each µs and thread; 2^16 operations for each
+    // product of tiles at 12,032.54 GFLOPS.
     let near = |have: f64, want: f64| (have / want - 1.0).abs() < 1e-6;
     for (threads, vector) in [(0, 4.0), (1, 4.0), (2, 2.0), (4, 1.0)] {
         let [memory, of_vector, matrix] = cost.unit_microseconds(&v75.rates, threads);
@@ -312,7 +312,8 @@ fn products_cost_their_tiles_bytes_and_rows() {
     };
     let one = [1, 1];
     let (all, half) = (8 << 20, 512 << 10);
-    // 864 tiles of 576 bytes; 8.75 packets each for a row, 16.75 for two, 18.47 + 5.2 on the matrix unit.
+    // 864 tiles of 576 bytes; 8.75 packets each for a row, 16.75 for two, 18.47 + 5.2 on the matrix
+    // unit.
     let bytes = 497_664;
     for (what, have, packets, bytes, tile_products) in [
         (

@@ -1,6 +1,6 @@
 //! A product and what its results are combined with.
 
-use hexagon_ops::wire::{self, MatMul, Plain, TensorOp};
+use hexagon_ops::wire::{self, MatMul, RowsF32, TensorOp};
 
 /// Joins a product and its residual, its bias or its gate to one command; `None` if that is
 /// impossible.
@@ -45,13 +45,13 @@ pub fn fuse_product(product: &MatMul, second: &TensorOp) -> Option<MatMul> {
 }
 
 /// Returns a matrix of f32 as `m` rows; a single row is all of them.
-fn rows_of(tensor: &wire::Tensor, m: u32) -> Option<Plain> {
+fn rows_of(tensor: &wire::Tensor, m: u32) -> Option<RowsF32> {
     let [nb0, nb1, nb2, nb3] = tensor.nb;
     if tensor.dtype != wire::TYPE_F32 || nb0 != size_of::<f32>() as u64 {
         return None;
     }
     let step = if tensor.ne[1] == 1 && m > 1 { 0 } else { nb1 };
-    Some(Plain {
+    Some(RowsF32 {
         buffer: tensor.buffer,
         reserved: 0,
         offset: tensor.offset,
@@ -62,18 +62,18 @@ fn rows_of(tensor: &wire::Tensor, m: u32) -> Option<Plain> {
 /// Returns `true` if the result shares nothing with the activations, and all of its memory or
 /// nothing with the other operand.
 fn product_is_apart(fused: &MatMul) -> bool {
-    let row = |rows: &Plain, elems: u32| {
+    let row = |rows: &RowsF32, elems: u32| {
         let reach = rows.strides[0].saturating_mul(u64::from(fused.m.saturating_sub(1)));
         let bytes = reach.saturating_add(u64::from(elems) * size_of::<f32>() as u64);
         rows.offset..rows.offset.saturating_add(bytes)
     };
     let result = row(&fused.dst, fused.weights.n);
-    let apart = |rows: &Plain, elems: u32| {
+    let apart = |rows: &RowsF32, elems: u32| {
         let span = row(rows, elems);
         rows.buffer != fused.dst.buffer || span.end <= result.start || result.end <= span.start
     };
     let other = &fused.epilogue.other;
-    let place = |rows: &Plain| (rows.buffer, rows.offset, rows.strides[0]);
+    let place = |rows: &RowsF32| (rows.buffer, rows.offset, rows.strides[0]);
     apart(&fused.act, fused.weights.k)
         && (place(other) == place(&fused.dst) || apart(other, fused.weights.n))
 }
@@ -103,7 +103,7 @@ mod tests {
     const ACT: u64 = 16384;
 
     fn product() -> MatMul {
-        let plain = |tensor: &wire::Tensor| Plain {
+        let rows_f32 = |tensor: &wire::Tensor| RowsF32 {
             buffer: tensor.buffer,
             reserved: 0,
             offset: tensor.offset,
@@ -118,8 +118,8 @@ mod tests {
                 n: N,
                 slices: [1, 1],
             },
-            act: plain(&rows(ACT, M)),
-            dst: plain(&rows(PRODUCT, M)),
+            act: rows_f32(&rows(ACT, M)),
+            dst: rows_f32(&rows(PRODUCT, M)),
             m: M,
             planes: [1, 1],
             ..bytemuck::Zeroable::zeroed()

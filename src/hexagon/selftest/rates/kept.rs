@@ -1,4 +1,5 @@
-//! The file in which measured rates are kept: `ggml-rust-npu/rates` in `$XDG_CACHE_HOME` or `~/.cache`. It may be deleted.
+//! The file in which measured rates are kept: `ggml-rust-npu/rates` in `$XDG_CACHE_HOME` or
+//! `~/.cache`. It may be deleted.
 //!
 //! ```text
 //! hexagon-v75 threads=4 power=0 packets_per_us=412.5 gb_per_s=44.1

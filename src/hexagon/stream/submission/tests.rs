@@ -40,7 +40,7 @@ fn other_bytes(other_bytes: u64) -> Cost {
 fn what_the_cpu_may_have_written_in_place_is_cleaned_and_what_it_may_read_is_invalidated() {
     let device = HexDevice::of_tests();
     let (shared, used, packed) = ((true, false), (true, true), (false, false));
-    for ((home, is_used), role, cleaned, cleaned_as_result) in [
+    for ((shared, is_used), role, cleaned, cleaned_as_result) in [
         (packed, Role::Weights, false, false),
         (packed, Role::State, false, false),
         (packed, Role::Result, false, false),
@@ -51,7 +51,7 @@ fn what_the_cpu_may_have_written_in_place_is_cleaned_and_what_it_may_read_is_inv
         (used, Role::State, true, true),
         (used, Role::Result, false, true),
     ] {
-        let buffer = HexBuffer::new(&device, 4096, home).unwrap();
+        let buffer = HexBuffer::new(&device, 4096, shared).unwrap();
         if is_used {
             buffer.mark_cpu_reader();
         }
@@ -65,7 +65,7 @@ fn what_the_cpu_may_have_written_in_place_is_cleaned_and_what_it_may_read_is_inv
             [&named.inputs, &named.results].map(|it| it.iter().collect::<Vec<_>>())
         };
         let row = |is_there: bool| Vec::from_iter(is_there.then_some(256..272));
-        let what = format!("{role:?} of {home}, {is_used}");
+        let what = format!("{role:?} of {shared}, {is_used}");
         assert_eq!(ranges(Submission::input), [row(cleaned), vec![]], "{what}");
         let want = [row(cleaned_as_result), row(cleaned_as_result)];
         assert_eq!(ranges(Submission::result), want, "{what}");
@@ -83,7 +83,7 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
         ..row(Role::State)
     };
     // Whether all of the result is invalidated, and whether its rows are.
-    let shown = |op, dst: Tensor<'static>, numbers, home: &HexBuffer| {
+    let shown = |op, dst: Tensor<'static>, numbers, buffer: &HexBuffer| {
         let operation = Operation {
             op,
             params: [0; PARAMS],
@@ -91,7 +91,7 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
             src: sources(&[row(Role::Result), row(numbers)]),
         };
         let mut submission = Submission::default();
-        submission.shows_cache(&operation, home, Some(&shared), false);
+        submission.shows_cache(&operation, buffer, Some(&shared), false);
         let all = submission
             .named
             .iter()
@@ -99,7 +99,7 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
         (all, !submission.stored.is_empty())
     };
     let (cache, known, computed) = (row(Role::State), Role::State, Role::Result);
-    for (op, dst, numbers, home, want) in [
+    for (op, dst, numbers, buffer, want) in [
         (Op::SetRows, cache, known, &shared, (false, true)),
         (Op::SetRows, cache, computed, &shared, (true, false)),
         (Op::SetRows, cache, known, &packed, (false, false)),
@@ -120,7 +120,7 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
         (Op::Scale, cache, known, &shared, (true, false)),
     ] {
         let what = format!("{op:?} of {:?} {:?}", dst.role, dst.dtype);
-        assert_eq!(shown(op, dst, numbers, home), want, "{what}");
+        assert_eq!(shown(op, dst, numbers, buffer), want, "{what}");
     }
 }
 
@@ -128,7 +128,7 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
 #[test]
 fn a_state_that_the_dsp_computed_is_shown_to_who_looks_at_nodes() {
     let device = HexDevice::of_tests();
-    let home = HexBuffer::new(&device, 4096, true).unwrap();
+    let buffer = HexBuffer::new(&device, 4096, true).unwrap();
     let operation = Operation {
         op: Op::Cpy,
         params: [0; PARAMS],
@@ -138,12 +138,12 @@ fn a_state_that_the_dsp_computed_is_shown_to_who_looks_at_nodes() {
     for is_part in [false, true] {
         let want = Vec::from_iter(is_part.then_some(256..272));
         let mut submission = Submission::default();
-        submission.shows_cache(&operation, &home, None, is_part);
+        submission.shows_cache(&operation, &buffer, None, is_part);
         let [named] = &submission.named[..] else {
             panic!("one buffer is named")
         };
         assert_eq!(named.results.iter().collect::<Vec<_>>(), want);
-        assert!(!home.is_used_by_cpu());
+        assert!(!buffer.is_used_by_cpu());
     }
 }
 
@@ -168,16 +168,17 @@ fn a_state_that_the_cpu_computed_tells_that_it_uses_the_buffer() {
             dst,
             src: sources(&[row(from)]),
         };
-        let home = HexBuffer::new(&device, 4096, true).unwrap();
+        let buffer = HexBuffer::new(&device, 4096, true).unwrap();
         let mut submission = Submission::default();
-        submission.shows_cache(&operation, &home, None, false);
+        submission.shows_cache(&operation, &buffer, None, false);
         let what = format!("{op:?} of {from:?} to {:?} {:?}", dst.role, dst.dtype);
-        assert_eq!(home.is_used_by_cpu(), is_told, "{what}");
+        assert_eq!(buffer.is_used_by_cpu(), is_told, "{what}");
         if is_told {
             let [named] = &submission.named[..] else {
                 panic!("one buffer is named")
             };
-            // An earlier command of the submission may have copied another row, which was not noted then.
+            // An earlier command of the submission may have copied another row, which was not noted
+            // then.
             let want = [256..272, 0..4096].map(|range| vec![range]);
             let ranges = [&named.inputs, &named.results].map(|it| it.iter().collect::<Vec<_>>());
             assert_eq!(ranges, want, "{what}");

@@ -7,7 +7,8 @@ use crate::rockchip::device::RkNpu;
 use rknpu_ops::attention::Merger;
 
 impl RkNpu {
-    /// Computes what [`Self::attend`] does without the NPU. It is slow: ggml's CPU backend computes the nodes that follow.
+    /// Computes what [`Self::attend`] does without the NPU. It is slow: ggml's CPU backend computes
+    /// the nodes that follow.
     ///
     /// - `cells`: the number of cells
     /// - `out`: `sizes.rows` rows of `sizes.dv` elements

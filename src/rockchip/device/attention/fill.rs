@@ -24,8 +24,8 @@ pub(super) struct CacheRows {
 }
 
 impl CacheRows {
-    /// Reads the rows of `cells`. Returns the factor that brings all of them into FP16's range, by which they are
-    /// multiplied.
+    /// Reads the rows of `cells`. Returns the factor that brings all of them into FP16's range, by
+    /// which they are multiplied.
     ///
     /// Cells that no query sees have whatever was in memory, so nothing of them is read.
     ///

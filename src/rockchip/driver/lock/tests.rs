@@ -10,8 +10,8 @@ use super::*;
 /// The variable that tells a child its folder.
 const FOLDER: &str = "NPU_TEST_LOCK_FOLDER";
 
-/// Lets one test at a time run: a child that another one starts has all descriptors of this program until it runs its
-/// own, and a lock lasts as long as any of them.
+/// Lets one test at a time run: a child that another one starts has all descriptors of this program
+/// until it runs its own, and a lock lasts as long as any of them.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -26,8 +26,8 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Takes a seat at the NPU of a made-up system: its DRM nodes are in `folder/sys`, its device nodes in
-/// `folder/dev`.
+/// Takes a seat at the NPU of a made-up system: its DRM nodes are in `folder/sys`, its device nodes
+/// in `folder/dev`.
 fn seat_in(folder: &Path) -> Result<Seat> {
     take(&Places {
         drm_class: &folder.join("sys"),
@@ -49,7 +49,8 @@ fn is_locked(node: &Path) -> bool {
     node::is_locked(&open(node, 0).unwrap(), TURN).unwrap()
 }
 
-/// A process that had forked could not load a second model: its child still had the lock of the first.
+/// A process that had forked could not load a second model: its child still had the lock of the
+/// first.
 #[test]
 fn a_lock_that_is_given_back_is_free_though_a_copy_of_its_file_is_open() {
     let _turn = turn();
@@ -94,7 +95,8 @@ fn the_turn_is_waited_for_while_another_process_has_it() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Without the queue, a process that computes without a pause has the turn again before one that waits sees it free.
+/// Without the queue, a process that computes without a pause has the turn again before one that
+/// waits sees it free.
 #[test]
 fn processes_that_want_the_turn_all_the_time_alternate() {
     let _turn = turn();

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `rknn_matmul_create` | the info's fields have other names and places: type by its operand, layouts as whole numbers |
 //! | `rknn_matmul_set_io_mem`, `rknn_matmul_set_core_mask`, `rknn_matmul_run`, `rknn_matmul_destroy`, `rknn_create_mem`, `rknn_create_mem_from_fd`, `rknn_destroy_mem` | passed on |
-//! | `rknn_query` | passed on; the library's version is given as `VERSION` with its own behind it |
+//! | `rknn_query` | passed on; the library's version is given as `VERSION` with its own after it |
 //! | `rknn_mem_sync` | nothing to do: memory is coherent here |
 //! | `rknn_matmul_create_dynamic_shape`, `rknn_matmul_set_dynamic_shape`, `rknn_matmul_set_quant_params`, `rknn_B_normal_layout_to_native_layout` | `RKNN_ERR_PARAM_INVALID`: 1.5.2 has nothing like them |
 #![expect(unsafe_code, reason = "exports and calls C functions")]

@@ -1,4 +1,5 @@
-//! `rknpu_ops::direct` over the emulated driver `rknpu` and NPU, as strict as they are: self-test, results, syncs, failures.
+//! `rknpu_ops::direct` over the emulated driver `rknpu` and NPU, as strict as they are: self-test,
+//! results, syncs, failures.
 #![expect(unsafe_code, reason = "a descriptor comes as a plain number")]
 
 use std::fs::File;
@@ -200,11 +201,12 @@ fn results_are_those_of_the_stand_in() {
 #[test]
 fn a_sync_that_is_missing_gives_wrong_results() {
     for (shape, needless) in [
-        // In place. A and B are synced again after they are made; C is, too, but not the rest of its page; the device
-        // does not write streams and tasks: five of ten.
+        // In place. A and B are synced again after they are made; C is, too, but not the rest of
+        // its page; the device does not write streams and tasks: five of ten.
         ([8, 128, 64], 5),
-        // With cubes the device sees neither A nor C, but the caller syncs C from it: two of A, one of B, two of C
-        // when it is made and its last one, those of new streams, tasks and cubes of A: nine of fifteen.
+        // With cubes the device sees neither A nor C, but the caller syncs C from it: two of A, one
+        // of B, two of C when it is made and its last one, those of new streams, tasks and cubes of
+        // A: nine of fifteen.
         ([7, 128, 64], 9),
     ] {
         let operands = Operands::random(MatmulType::F16_F16_F32, shape, &mut Numbers::new(54));
@@ -220,7 +222,8 @@ fn a_sync_that_is_missing_gives_wrong_results() {
     }
 }
 
-/// Runs products of changing M, and compares the objects that the driver has after the first four and after the last.
+/// Runs products of changing M, and compares the objects that the driver has after the first four
+/// and after the last.
 fn run_changing_shapes(rknn: &Arc<Rknn>, calls: usize, objects: impl Fn() -> usize) {
     let mut numbers = Numbers::fixed(55);
     let operands = [512, 500, 9, 1]

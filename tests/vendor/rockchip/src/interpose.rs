@@ -1,5 +1,5 @@
-//! Functions of the C library that programs find here first: those that access `/dev/dri`, or `/dev/accel` where
-//! `RKNN_LOOP_KERNEL=rocket` is set.
+//! Functions of the C library that programs find here first: those that access `/dev/dri`, or
+//! `/dev/accel` where `RKNN_LOOP_KERNEL=rocket` is set.
 //!
 //! Each passes other files on by a plain system call. `open` and `ioctl` have variable arguments in
 //! C; whole numbers among these are passed like named ones on aarch64 and x86-64 Linux.
@@ -27,8 +27,8 @@ enum Emulated {
     Rocket(Rocket),
 }
 
-/// librknnrt has its own ideas of what boards compute, and syncs as it likes: only programs that set `RKNN_LOOP_STRICT`
-/// are held to the rules of [`Kernel::strict`].
+/// librknnrt has its own ideas of what boards compute, and syncs as it likes: only programs that
+/// set `RKNN_LOOP_STRICT` are held to the rules of [`Kernel::strict`].
 static EMULATED: LazyLock<Emulated> = LazyLock::new(|| {
     let is_set = |name| std::env::var_os(name);
     if is_set("RKNN_LOOP_KERNEL").is_some_and(|name| name == "rocket") {
@@ -292,7 +292,8 @@ c_functions! {
             let result = unsafe { libc::syscall(libc::SYS_ioctl, descriptor, number, argument) };
             return c_int::try_from(result).unwrap_or(-1);
         };
-        // SAFETY: the number contains the size of the caller's struct, which is as the driver's interface says.
+        // SAFETY: the number contains the size of the caller's struct, which is as the driver's
+        // interface says.
         unsafe { answer(file, request, argument.cast()) }
     }
 }

@@ -1,5 +1,5 @@
-//! Rockchip's own librknnrt 1.5.2 without an NPU, for `scripts/vendor_rknn.py`: an emulated kernel driver and an
-//! emulated RK3588 below the unmodified library, and a bridge above it.
+//! Rockchip's own librknnrt 1.5.2 without an NPU, for `scripts/vendor_rknn.py`: an emulated kernel
+//! driver and an emulated RK3588 below the unmodified library, and a bridge above it.
 //!
 //! ```text
 //! the backend      the functions of librknnrt 2.3 (rknpu-ops/src/ffi)
@@ -14,11 +14,12 @@
 //! [device]         executes the command streams; refuses a register that it does not know
 //! ```
 //!
-//! The same driver and NPU are below `rknpu_ops::direct`, which needs no librknnrt: natively, in the tests of `direct`
-//! here, and for whole programs with `RKNN_LOOP_STRICT` set. With `RKNN_LOOP_KERNEL=rocket` the driver is Linux's.
+//! The same driver and NPU are below `rknpu_ops::direct`, which needs no librknnrt: natively, in
+//! the tests of `direct` here, and for whole programs with `RKNN_LOOP_STRICT` set. With
+//! `RKNN_LOOP_KERNEL=rocket` the driver is Linux's.
 //!
-//! Nothing of the vendor's is in this folder. The device is written from public register descriptions, so a mistake in
-//! both those and the library would not be seen here.
+//! Nothing of the vendor's is in this folder. The device is written from public register
+//! descriptions, so a mistake in both those and the library would not be seen here.
 
 pub mod bridge;
 mod device;

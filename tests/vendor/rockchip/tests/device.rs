@@ -9,7 +9,7 @@ mod common;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::{Numbers, PLAIN, Weight, mul_mat, packed};
+use common::{F32_IN_BLOCKS, Numbers, Weight, mul_mat, packed};
 use ggml_rust_npu::config::rules::Rules;
 use ggml_rust_npu::reference;
 use ggml_rust_npu::rockchip::RkDevice;
@@ -69,7 +69,7 @@ fn products_agree_with_the_reference_whatever_their_shape() {
     // M of every bucket and between them, N of one tile to several calls, K of one tile to the
     // library's limits: 2048 (FP16) and 4096 (INT8).
     for m in [1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 61, 64, 128, 256, 512] {
-        for dtype in [DType::F16, PLAIN] {
+        for dtype in [DType::F16, F32_IN_BLOCKS] {
             check(&device, dtype, [m, 576, 96], &mut numbers);
         }
     }
@@ -81,7 +81,7 @@ fn products_agree_with_the_reference_whatever_their_shape() {
         [72, 2048, 31],
         [1, 64, 13000],
     ] {
-        for dtype in [DType::F16, PLAIN] {
+        for dtype in [DType::F16, F32_IN_BLOCKS] {
             check(&device, dtype, [m, k, n], &mut numbers);
         }
     }
@@ -91,7 +91,7 @@ fn products_agree_with_the_reference_whatever_their_shape() {
         [130, 4096, 64],
         [16, 2080, 40],
     ] {
-        check(&device, PLAIN, [m, k, n], &mut numbers);
+        check(&device, F32_IN_BLOCKS, [m, k, n], &mut numbers);
     }
 }
 

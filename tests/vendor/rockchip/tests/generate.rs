@@ -25,7 +25,7 @@ use rknpu_ops::sim;
 const PROMPT: [&str; 4] = ["Once", "Ġupon", "Ġa", "Ġtime"];
 const TOKENS: usize = 8;
 
-/// A model of the architecture `llama`, whose weights lie in device memory.
+/// A model of the architecture `llama`, whose weights are in device memory.
 struct Model {
     device: Arc<RkDevice>,
     file: File,

@@ -1,4 +1,5 @@
-//! Machines made of files: what each lacks is one line, and each line is on the pages of its devices.
+//! Machines made of files: what each lacks is one line, and each line is on the pages of its
+//! devices.
 
 use std::os::unix::fs::symlink;
 
@@ -59,7 +60,8 @@ const DISPLAY: (&str, &str) = (
     "->/sys/bus/platform/drivers/rockchip-drm",
 );
 
-/// Each finding: the machine, the node that may not be opened, whether it runs Android, and what its line begins with.
+/// Each finding: the machine, the node that may not be opened, whether it runs Android, and what
+/// its line begins with.
 #[expect(clippy::type_complexity, reason = "one row of a table")]
 fn machines() -> Vec<(
     Vec<(&'static str, &'static str)>,
@@ -200,7 +202,8 @@ fn a_machine_that_lacks_nothing_has_no_line() {
     }
 }
 
-/// The file that a root folder's groups are in names the one that the node belongs to; without one, only root may.
+/// The file that a root folder's groups are in names the one that the node belongs to; without one,
+/// only root may.
 #[test]
 fn a_closed_node_names_its_group_or_root() {
     let root = machine(&[SNAPDRAGON, NODE, HEAP]);

@@ -16,8 +16,9 @@ struct Sizes {
     words: usize,
 }
 
-// SOURCE: Qwen2.5-1.5B and Gemma 3 1B: scripts/shapes.py. Ministral 3 3B: 26 layers, 3,072 elements, 32 and 8 heads by
-// Megatron-Bridge's page of the model; the inner size follows from its 3.4 billion parameters.
+// SOURCE: Qwen2.5-1.5B and Gemma 3 1B: scripts/shapes.py. Ministral 3 3B: 26 layers, 3,072
+// elements, 32 and 8 heads by Megatron-Bridge's page of the model; the inner size follows from its
+// 3.4 billion parameters.
 const QWEN2: Sizes = Sizes {
     arch: "qwen2",
     layers: 28,

@@ -33,8 +33,8 @@ const LARGEST: f32 = 15.0;
 /// Steps between the least and the largest element that are tried: 14.1 to 15.9.
 const STEPS: std::ops::RangeInclusive<i8> = -9..=9;
 
-/// Quantizes a block: from the least to the largest element, or by least squares over the candidates
-/// if there are weights.
+/// Quantizes a block: from the least to the largest element, or by least squares over the
+/// candidates if there are weights.
 pub fn quantize(x: &[f32; BLOCK], weights: Option<&[f32; BLOCK]>) -> Block {
     let least = x.iter().copied().fold(f32::INFINITY, f32::min);
     let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -103,8 +103,8 @@ fn error(x: &[f32; BLOCK], weights: &[f32; BLOCK], block: &Block) -> f32 {
     terms.map(|((x, y), w)| w * (x - y) * (x - y)).sum()
 }
 
-/// Returns the scale and the least value with the smallest `sum(w * (x - scale * level - least)^2)`;
-/// `None` if the levels that count are all the same.
+/// Returns the scale and the least value with the smallest `sum(w * (x - scale * level -
+/// least)^2)`; `None` if the levels that count are all the same.
 fn fit(x: &[f32; BLOCK], weights: &[f32; BLOCK], levels: &[f32; BLOCK]) -> Option<(f32, f32)> {
     let [mut sw, mut sx, mut sl, mut sxl, mut sll] = [0.0f32; 5];
     for ((x, w), l) in x.iter().zip(weights).zip(levels) {

@@ -56,8 +56,8 @@ pub trait Grid: Copy {
 }
 
 /// Returns a grid with a small error: `plain`, or the one that `searched` becomes. Scales move to
-/// better neighbours, and the numbers in half precision to those that fit the codes best, as long as
-/// the error becomes smaller.
+/// better neighbours, and the numbers in half precision to those that fit the codes best, as long
+/// as the error becomes smaller.
 pub fn refined<G: Grid>(plain: G, searched: G, x: &G::Subs, weights: &G::Subs) -> G {
     let mut best = plain;
     let mut least = best.settle(x, weights);
@@ -116,7 +116,8 @@ mod tests {
     }
 
     /// Returns what no weight of a sub-block is off by on the grid from least to largest elements:
-    /// half a step, and what rounding the scale and the minimum to six bits moves the farthest code.
+    /// half a step, and what rounding the scale and the minimum to six bits moves the farthest
+    /// code.
     fn bound(format: Format, x: &[f32]) -> Vec<f64> {
         // SOURCE: IEEE 754: the smallest FP16 is 2^-24, and rounding is to 11 bits.
         let (smallest, rounding) = (2.0f64.powi(-24), 1.0 + 2.0f64.powi(-10));
@@ -229,7 +230,8 @@ mod tests {
 
     #[test]
     fn values_on_a_grid_come_back_exactly() {
-        // d and dmin are powers of two, and each sub-block has all codes, so no other grid is as good.
+        // d and dmin are powers of two, and each sub-block has all codes, so no other grid is as
+        // good.
         let half = |x: i32| 2.0f32.powi(x);
         let q4: Vec<f32> = (0..SUPER_BLOCK)
             .map(|i| half(-10) * (63 - i / 32 % 3) as f32 * (i % 16) as f32 - half(-9) * 63.0)

@@ -21,8 +21,8 @@ pub(super) struct ReadTwoBlocks<'a> {
 }
 
 impl ReadTwoBlocks<'_> {
-    /// Reads rows, a line each. Returns the bits of their largest magnitudes; `None` if the last row is too close to the
-    /// end of the bytes.
+    /// Reads rows, a line each. Returns the bits of their largest magnitudes; `None` if the last
+    /// row is too close to the end of the bytes.
     #[inline(always)]
     pub(super) fn read(&self, out: &mut [Line]) -> Option<Vector> {
         let bytes = self.bytes.get(..self.bytes.len() / 2 * 2)?;

@@ -10,12 +10,13 @@
 //! work        pack, attend   pack, attend   pack, attend
 //! ```
 //!
-//! 1. **The mask decides first.** Where loads read the mask, it is looked at before a block is copied,
-//!    so hidden blocks are not. A mask of many queries is copied itself, and a block that it hides is
-//!    copied for nothing.
-//! 2. **The next head has the same mask.** Its first visible block is that of this head, and a copied
-//!    mask stays where it is.
-//! 3. **No room, no copies.** Loads read rows where they lie then, after `l2fetch` of the next block's keys.
+//! 1. **The mask decides first.** Where loads read the mask, it is looked at before a block is
+//!    copied, so hidden blocks are not. A mask of many queries is copied itself, and a block that
+//!    it hides is copied for nothing.
+//! 2. **The next head has the same mask.** Its first visible block is that of this head, and a
+//!    copied mask stays where it is.
+//! 3. **No room, no copies.** Loads read rows where they lie then, after `l2fetch` of the next
+//!    block's keys.
 
 use core::ops::Range;
 
@@ -71,7 +72,8 @@ impl BlockPlace {
 /// Buffers that swap: one is read while the other is filled.
 struct Buffers<'v> {
     lines: [&'v mut [Line]; COPIES],
-    /// The blocks that the buffers hold. Without buffers, the first is the block that was fetched last.
+    /// The blocks that the buffers hold. Without buffers, the first is the block that was fetched
+    /// last.
     held: [Option<BlockPlace>; COPIES],
     /// Number of the buffer of the current block.
     current: usize,
@@ -160,8 +162,8 @@ impl<'a, 'v> Ahead<'a, 'v> {
         self.masks.turn_to(place.of_mask());
     }
 
-    /// Runs `run` with the operands of `place`, which [`Self::bring`] has brought, and copies those of
-    /// `next` meanwhile.
+    /// Runs `run` with the operands of `place`, which [`Self::bring`] has brought, and copies those
+    /// of `next` meanwhile.
     pub(super) fn work<R>(
         &mut self,
         place: BlockPlace,
@@ -190,8 +192,8 @@ impl<'a, 'v> Ahead<'a, 'v> {
         engine.beside(&mut copies, || run(current))
     }
 
-    /// Returns the bytes of the current buffers of keys, values and mask, and the copies of a block to
-    /// the other ones.
+    /// Returns the bytes of the current buffers of keys, values and mask, and the copies of a block
+    /// to the other ones.
     #[inline(always)]
     fn next_copies(&mut self, place: BlockPlace) -> ([&[u8]; 3], [CopyRows<'_>; 3]) {
         let (job, plan) = (self.job, self.plan);
@@ -219,7 +221,8 @@ impl<'a, 'v> Ahead<'a, 'v> {
         (current, copies)
     }
 
-    /// Brings the keys of a block towards the processor, once. They are read first, and a fetch of the values would end theirs.
+    /// Brings the keys of a block towards the processor, once. They are read first, and a fetch of
+    /// the values would end theirs.
     fn fetch(&mut self, place: BlockPlace) {
         if self.keys.held.contains(&Some(place)) {
             return;
@@ -244,14 +247,15 @@ const EMPTY: CopyShape = CopyShape {
 /// Returns a copy of rows, or one of nothing if `to` is empty.
 fn copy<'b>(from: &'b [u8], to: &'b mut [u8], shape: CopyShape) -> CopyRows<'b> {
     let shape = if to.is_empty() { EMPTY } else { shape };
-    // PANIC: `TilePlan` has sized the buffers for such copies, and the rows lie inside their tensor.
+    // PANIC: `TilePlan` has sized the buffers for such copies, and the rows are inside their
+    // tensor.
     match CopyRows::new(from, to, shape) {
         Some(copy) => copy,
         None => unreachable!("a copy outside of its tensor or buffer: {shape:?}"),
     }
 }
 
-/// Returns the operands of a block where they lie in memory.
+/// Returns the operands of a block where they are in memory.
 fn in_place<'a>(job: &Job<'a>, place: BlockPlace) -> BlockOperands<'a> {
     let cache = |view| CacheBlock {
         view,
@@ -265,7 +269,7 @@ fn in_place<'a>(job: &Job<'a>, place: BlockPlace) -> BlockOperands<'a> {
     }
 }
 
-/// Returns the mask where it lies in memory.
+/// Returns the mask where it is in memory.
 fn mask_in_place<'a>(job: &Job<'a>) -> Option<BlockMask<'a>> {
     job.src.mask.map(|view| BlockMask {
         view,
@@ -326,8 +330,8 @@ impl Head<'_> {
         mask_in_place(self.job)
     }
 
-    /// Returns the first block after this head, as far as that is known: other queries may see other
-    /// positions than `start`, which is the first that this head's see.
+    /// Returns the first block after this head, as far as that is known: other queries may see
+    /// other positions than `start`, which is the first that this head's see.
     pub(super) fn after(&self, start: usize) -> Option<BlockPlace> {
         let [_, queries, _, streams] = self.job.src.q.shape.ne;
         let mut place = self.place(start);

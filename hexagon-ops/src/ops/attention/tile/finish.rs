@@ -14,17 +14,19 @@ use crate::ops::tensor::{Row, ViewMut};
 /// f32 elements of a line.
 const LANES: usize = LINE_BYTES / 4;
 
-/// The largest score of a row, as f16, up to which f16 tells scores well enough from each other: 128. Above it
-/// one is off by up to 1/16, and its weight by a sixteenth.
+/// The largest score of a row, as f16, up to which f16 tells scores well enough from each
+/// other: 128. Above it one is off by up to 1/16, and its weight by a sixteenth.
 const LARGEST_SCORE: u32 = 0x5800;
 const INFINITY: u32 = 0x7c00;
-/// Magnitudes of two f16 in a word, and what sets the sign bit of those above [`LARGEST_SCORE`] when it is added.
+/// Magnitudes of two f16 in a word, and what sets the sign bit of those above [`LARGEST_SCORE`]
+/// when it is added.
 const MAGNITUDES: u32 = 0x7fff_7fff;
 const FROM_LARGEST: u32 = (0x7fff - LARGEST_SCORE) * 0x1_0001;
 
 impl Head<'_> {
-    /// Returns `true` if a row's largest score is too large, or too far below zero, for f16: those near it, which
-    /// decide on the row, are rounded. Keys with a large common part make such scores.
+    /// Returns `true` if a row's largest score is too large, or too far below zero, for f16: those
+    /// near it, which decide on the row, are rounded. Keys with a large common part make such
+    /// scores.
     pub(super) fn has_large_scores(&self, state: &[Line], tiles: &Tiles) -> bool {
         let states = state.chunks(self.plan.state_lines()).take(self.n_tiles());
         states.enumerate().any(|(tile, state)| {
@@ -90,8 +92,8 @@ impl Head<'_> {
     }
 
     /// Writes the tiles of rows that saw a position by tasks, each with its own queries. Returns
-    /// `false` if it does not: there is one tile or one thread, or results of queries lie between each
-    /// other.
+    /// `false` if it does not: there is one tile or one thread, or results of queries are between
+    /// each other.
     fn write_by_tasks(&self, state: &[Line], tiles: &Tiles, dst: &mut ViewMut<'_>) -> bool {
         let (n_tiles, group) = (self.n_tiles(), self.job.group);
         if n_tiles == 1 || self.engine.threads() == 1 {

@@ -19,8 +19,8 @@
 //!    do not depend on the size of groups.
 //! 3. A group has at least one tile for each thread (`TilePlan`): softmax takes longer than the
 //!    products, so an idle thread costs more than an idle matrix unit.
-//! 4. A block with a single group has nothing to overlap. Its stages follow each other, in the first
-//!    buffer of each kind.
+//! 4. A block with a single group has nothing to overlap. Its stages follow each other, in the
+//!    first buffer of each kind.
 
 use core::ops::Range;
 
@@ -39,10 +39,11 @@ use crate::ops::attention::scores::{Adjust, Hide, RowTile};
 use crate::ops::attention::weigh::Weigh;
 use crate::rt::MatrixPart;
 
-/// Largest magnitude of scores that need no work in f32. Rounding cannot bring larger ones out of FP16's range.
+/// Largest magnitude of scores that need no work in f32. Rounding cannot bring larger ones out of
+/// FP16's range.
 const SAFE: f32 = 60_000.0;
-/// Largest magnitude of sums of values with the first of the scales of stores, and with the last one. With the
-/// first, FP16 has too few bits for small sums.
+/// Largest magnitude of sums of values with the first of the scales of stores, and with the last
+/// one. With the first, FP16 has too few bits for small sums.
 const SAFE_SUM: f32 = 60_000.0 * 32.0;
 const SMALL_SUM: f32 = 60_000.0 / 1024.0;
 /// Stages that a group goes through.
@@ -57,12 +58,13 @@ pub(super) struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Returns the number of the scale of stores of products with values; `None` if they may leave FP16's range without one.
+    /// Returns the number of the scale of stores of products with values; `None` if they may leave
+    /// FP16's range without one.
     pub(super) fn scale(&self, form: Form) -> Option<usize> {
         // CAST: at most 1024 positions.
         #[expect(clippy::cast_precision_loss, reason = "at most 1024")]
         let largest = self.positions.len() as f32 * self.packed.value;
-        if form == Form::Plain {
+        if form == Form::RoundOnly {
             return (largest < SAFE).then_some(UNSCALED);
         }
         if largest < SMALL_SUM {
@@ -360,9 +362,9 @@ impl Head<'_> {
     fn is_exact(&self, queries: &QueryTile, sight: Sight, key: f32) -> bool {
         let is_safe = queries.factor_f16.is_some() && queries.reach * key < SAFE;
         // Without scales of stores, the factor is the vector units' to apply.
-        let is_simple = self.form != Form::Plain
+        let is_simple = self.form != Form::RoundOnly
             && self.job.softcap == 0.0
-            && sight.is_plain
+            && sight.only_hides
             && !self.job.slopes.is_used();
         !(is_safe && is_simple)
     }
@@ -371,7 +373,8 @@ impl Head<'_> {
     fn step(&self, shared: Shared<'_>, vectors: Vectors<'_>, part: impl MatrixPart) {
         let Vectors { weighed, added, .. } = vectors;
         let mut tasks: [Option<VectorTask<'_>>; 2 * GROUP] = [const { None }; 2 * GROUP];
-        // Tiles that are added come before those that are weighed, but these take longer and go first.
+        // Tiles that are added come before those that are weighed, but these take longer and go
+        // first.
         let (first, second) = tasks.split_at_mut(weighed.len());
         let mut states = vectors.state.chunks_mut(self.plan.state_lines());
         let mut passed = 0;

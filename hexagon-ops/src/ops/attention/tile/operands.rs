@@ -14,7 +14,8 @@ use crate::ops::attention::kv::{CacheRows, PackKeys, PackValues};
 use crate::ops::attention::scores::{BlockMask, RESTORE};
 use crate::ops::tensor::CHUNK;
 
-/// Exponent of what queries are divided by in place of the scale of stores of scores that are completed in f32.
+/// Exponent of what queries are divided by in place of the scale of stores of scores that are
+/// completed in f32.
 const UNSCALED_SHIFT: u32 = RESTORE.to_bits().wrapping_sub(1_f32.to_bits()) >> 23;
 
 /// Largest magnitudes of a block's keys and values.
@@ -54,7 +55,7 @@ impl Head<'_> {
                 **numbers = hvx::widest(PackQueries {
                     rows: &mut rows[..n_rows],
                     factor: job.factor,
-                    lower: if self.form == Form::Plain {
+                    lower: if self.form == Form::RoundOnly {
                         UNSCALED_SHIFT
                     } else {
                         0
@@ -63,7 +64,11 @@ impl Head<'_> {
                 });
                 if let Some(scale) = numbers.factor_f16 {
                     // A unit without scales reads none of them.
-                    factor.set(if self.form == Form::Plain { 0 } else { scale });
+                    factor.set(if self.form == Form::RoundOnly {
+                        0
+                    } else {
+                        scale
+                    });
                 }
             });
         }
@@ -141,8 +146,8 @@ impl Head<'_> {
         });
     }
 
-    /// Replaces keys and values that are not finite by zeros. Returns, for each strip of the block, a bit for each
-    /// position that had any.
+    /// Replaces keys and values that are not finite by zeros. Returns, for each strip of the block,
+    /// a bit for each position that had any.
     pub(super) fn clear(
         &self,
         strips: &Range<usize>,

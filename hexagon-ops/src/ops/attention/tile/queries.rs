@@ -1,11 +1,12 @@
 //! Packing of queries into FP16 tiles.
 //!
-//! Queries are multiplied by the factor of the scores before they are rounded to FP16. A tile of rows is divided by one
-//! power of two, so that large queries stay in FP16's range; the matrix unit multiplies scores by it as it stores them.
-//! Division leaves the error of a score alone: a row becomes subnormal only beside one that is 2^10 times as large.
+//! Queries are multiplied by the factor of the scores before they are rounded to FP16. A tile of
+//! rows is divided by one power of two, so that large queries stay in FP16's range; the matrix unit
+//! multiplies scores by it as it stores them. Division leaves the error of a score alone: a row
+//! becomes subnormal only beside one that is 2^10 times as large.
 //!
-//! The matrix unit takes only finite numbers, so a row with NaN or infinity passes through it as zeros, and is marked as
-//! spoiled.
+//! The matrix unit takes only finite numbers, so a row with NaN or infinity passes through it as
+//! zeros, and is marked as spoiled.
 
 use crate::hvx::{self, Vector, add_f32, and, max_w, mul_f32, splat_f32, splat_w};
 use crate::layout::{F16_TILE_LINES, TILE_DIM, Tile};
@@ -17,7 +18,8 @@ const INFINITY_FIELD: u32 = 255;
 /// Largest binary exponent of an f16, and its exponent's bias.
 const LARGEST_F16: u32 = 15;
 const BIAS_F16: u32 = 15;
-/// Smallest binary exponent by which queries are divided: smaller ones keep their precision undivided.
+/// Smallest binary exponent by which queries are divided: smaller ones keep their precision
+/// undivided.
 const SMALLEST: u32 = ONE_FIELD - 4;
 
 /// Numbers of a tile of packed queries.
@@ -49,7 +51,8 @@ pub(super) struct PackQueries<'a> {
     pub(super) rows: &'a mut [&'a [f32]],
     /// Factor of the scores.
     pub(super) factor: f32,
-    /// Exponent of a power of two by which the queries are divided, too, and which [`QueryTile::factor`] lacks.
+    /// Exponent of a power of two by which the queries are divided, too, and which
+    /// [`QueryTile::factor`] lacks.
     pub(super) lower: u32,
     /// `ceil(Dk / 32)` tiles, all written; missing rows become zero.
     pub(super) tiles: &'a mut [Tile],
@@ -112,9 +115,9 @@ fn is_finite(largest: Vector) -> bool {
     first_lane(all_lanes(largest, max_w)).to_bits() >> 23 < INFINITY_FIELD
 }
 
-/// Returns the largest magnitudes as bits, and the reach of rows times `factor`: for each lane, the largest sum of
-/// magnitudes that a row has there. The sum of all lanes is not smaller than that of any row, and no element is larger
-/// than the largest lane.
+/// Returns the largest magnitudes as bits, and the reach of rows times `factor`: for each lane, the
+/// largest sum of magnitudes that a row has there. The sum of all lanes is not smaller than that of
+/// any row, and no element is larger than the largest lane.
 #[inline(always)]
 fn measure(rows: &[&[f32]], factor: Vector) -> (Vector, Vector) {
     let magnitude = splat_w(0x7fff_ffff);

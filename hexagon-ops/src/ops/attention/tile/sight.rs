@@ -1,8 +1,9 @@
 //! The part of a block of positions that a tile of rows sees.
 //!
-//! A mask of f16 that is either 0 or minus infinity is *plain*: it hides positions, and adds nothing. The positions of a
-//! block are looked at in chunks of 64, a line of the mask. Chunks before the first and after the last one that any row
-//! of the tile sees are left out of both products. Chunks that all rows see wholly need no mask at all.
+//! A mask of f16 that is either 0 or minus infinity *only hides*: it hides positions, and adds
+//! nothing. The positions of a block are looked at in chunks of 64, a line of the mask. Chunks
+//! before the first and after the last one that any row of the tile sees are left out of both
+//! products. Chunks that all rows see wholly need no mask at all.
 
 use core::ops::Range;
 
@@ -28,8 +29,8 @@ pub(super) struct Sight {
     visible: u16,
     /// A bit for each chunk of which some row does not see all positions.
     mixed: u16,
-    /// The mask is plain.
-    pub(super) is_plain: bool,
+    /// The mask only hides positions.
+    pub(super) only_hides: bool,
 }
 
 impl Sight {
@@ -37,14 +38,14 @@ impl Sight {
     pub(super) const EMPTY: Self = Self {
         visible: 0,
         mixed: 0,
-        is_plain: false,
+        only_hides: false,
     };
 
     /// Nothing is visible.
     pub(super) const NONE: Self = Self {
         visible: 0,
         mixed: 0,
-        is_plain: true,
+        only_hides: true,
     };
 
     /// All of `positions` positions are visible.
@@ -55,14 +56,14 @@ impl Sight {
             visible: u16::MAX >> (16 - chunks),
             // Positions past the last one are hidden.
             mixed: u16::from(!positions.is_multiple_of(CHUNK)) << (chunks - 1),
-            is_plain: true,
+            only_hides: true,
         }
     }
 
     /// All of `positions` positions may be visible, and the mask may be any.
     pub(super) fn unknown(positions: usize) -> Self {
         Self {
-            is_plain: false,
+            only_hides: false,
             ..Self::all(positions)
         }
     }
@@ -80,7 +81,8 @@ impl Sight {
         }
     }
 
-    /// Returns a bit for each chunk, starting with the first visible one, of which some row does not see all positions.
+    /// Returns a bit for each chunk, starting with the first visible one, of which some row does
+    /// not see all positions.
     pub(super) fn mixed(self) -> u16 {
         let unused = self.visible.leading_zeros().min(u16::BITS - 1);
         let first = self.visible.trailing_zeros().min(u16::BITS - 1);
@@ -96,13 +98,13 @@ impl Sight {
 }
 
 /// Returns `true` if a mask of this shape can be looked at: f16 for all heads, with dense rows.
-pub(super) fn is_plain(mask: &Shape) -> bool {
+pub(super) fn can_look_at(mask: &Shape) -> bool {
     mask.ne[2] == 1 && mask.dtype == Type::F16 && mask.has_dense_rows()
 }
 
 /// Looks at the mask of some queries.
 pub(super) struct Look<'a> {
-    /// A mask whose shape [is plain](is_plain).
+    /// A mask whose shape [is supported](can_look_at).
     pub(super) mask: &'a BlockMask<'a>,
     pub(super) queries: Range<usize>,
     pub(super) stream: usize,
@@ -137,14 +139,14 @@ impl hvx::Kernel for Look<'_> {
         Sight {
             visible: visible & all.visible,
             mixed: mixed & all.visible | all.mixed,
-            is_plain: other & all.visible == 0,
+            only_hides: other & all.visible == 0,
         }
     }
 }
 
 impl Look<'_> {
-    /// Looks at N chunks. Lines of `found` get bits if the chunk is visible, mixed, and not plain. Returns `None` if the
-    /// mask ends before them.
+    /// Looks at N chunks. Lines of `found` get bits if the chunk is visible, mixed, and adds
+    /// numbers. Returns `None` if the mask ends before them.
     #[inline(always)]
     fn look<const N: usize>(
         &self,

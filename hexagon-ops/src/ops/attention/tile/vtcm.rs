@@ -1,6 +1,6 @@
 //! Sizes of an attention on the matrix unit, and the places of its parts in VTCM.
 
-use super::sight::{CHUNK, is_plain};
+use super::sight::{CHUNK, can_look_at};
 use crate::error::Result;
 use crate::hmx::{Form, MAX_DEEP, ScaleBlock};
 use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
@@ -25,8 +25,8 @@ const MIN_STRIPS: usize = 4;
 pub(super) const PART: usize = 8;
 /// Most parts of a block.
 pub(super) const MAX_PARTS: usize = MAX_STRIPS / PART;
-/// Scales of the unit's stores, 2^-5 and 2^-10 for results that may leave FP16's range, 2^10 for products with
-/// small values, and 1 for a unit without scales; and their inverses, as f16.
+/// Scales of the unit's stores, 2^-5 and 2^-10 for results that may leave FP16's range, 2^10 for
+/// products with small values, and 1 for a unit without scales; and their inverses, as f16.
 const STORES: [u16; 4] = [0x2800, 0x1400, 0x6400, 0x3c00];
 pub(super) const RESTORES: [u16; STORES.len()] = [0x5000, 0x6400, 0x1400, 0x3c00];
 /// Number of the scale 1.
@@ -52,8 +52,8 @@ pub(super) enum Copied {
     CacheAndMask,
 }
 
-/// Returns the bytes from one row of keys or values to the next in VTCM: whole lines, so that a row's
-/// vectors are aligned.
+/// Returns the bytes from one row of keys or values to the next in VTCM: whole lines, so that a
+/// row's vectors are aligned.
 pub(super) fn stride(shape: &Shape) -> usize {
     shape.row_bytes().next_multiple_of(LINE_BYTES)
 }
@@ -161,10 +161,10 @@ impl TilePlan {
         most.into_iter().find(is_copied).unwrap_or(self)
     }
 
-    /// Returns `true` if copies bring the mask: it is plain as far as its type says, its rows have
+    /// Returns `true` if copies bring the mask: its type and shape are supported, its rows have
     /// whole chunks of positions, and so many queries read it that the processor would wait for it.
     fn takes_mask(&self, job: &Job<'_>, mask: &Shape) -> bool {
-        is_plain(mask)
+        can_look_at(mask)
             && self.queries > TILE_DIM
             && job.positions.next_multiple_of(CHUNK) <= mask.ne[0]
             && has_descriptor(&self.mask_copy(mask, self.queries, job.positions))
@@ -180,7 +180,8 @@ impl TilePlan {
         }
     }
 
-    /// Returns the copy of up to a block of the rows of a mask: whole chunks, which all are looked at.
+    /// Returns the copy of up to a block of the rows of a mask: whole chunks, which all are looked
+    /// at.
     pub(super) fn mask_copy(&self, mask: &Shape, queries: usize, positions: usize) -> CopyShape {
         let positions = positions.min(self.strips * TILE_DIM);
         CopyShape {
@@ -191,8 +192,8 @@ impl TilePlan {
         }
     }
 
-    /// Returns the bytes from one row of a copied mask to the next: whole lines, since the number of
-    /// strips is even.
+    /// Returns the bytes from one row of a copied mask to the next: whole lines, since the number
+    /// of strips is even.
     pub(super) fn mask_stride(&self) -> usize {
         2 * self.strips * TILE_DIM
     }
@@ -274,11 +275,13 @@ pub(super) struct TileMemory<'v> {
     pub(super) keys: &'v mut [Tile],
     /// For each strip, a tile for each 32 positions.
     pub(super) values: &'v mut [Tile],
-    /// Largest magnitudes: for each part of the positions, those of its keys, then those of values, for each 64 elements.
+    /// Largest magnitudes: for each part of the positions, those of its keys, then those of values,
+    /// for each 64 elements.
     pub(super) largest: &'v mut [Line],
     pub(super) queries: &'v mut [Tile],
     pub(super) state: &'v mut [Line],
-    /// Scores of three groups, which become weights; all but the first are empty for a single group.
+    /// Scores of three groups, which become weights; all but the first are empty for a single
+    /// group.
     pub(super) scores: [&'v mut [Tile]; SCORES],
     /// For each tile whose scores became weights, the scales of its sums.
     pub(super) scales: [&'v mut [Line]; SCORES],
@@ -311,7 +314,7 @@ impl<'v> TileMemory<'v> {
         let (stores, factors) = blocks.split_at_mut(STORES.len());
         for (block, scale) in stores.iter_mut().zip(STORES) {
             block.set(scale);
-            if form == Form::Plain {
+            if form == Form::RoundOnly {
                 // Its control block is zero.
                 block.set(0);
             }

@@ -40,8 +40,8 @@ impl GroupScales {
         Self([hvx::load(a), hvx::load(b), hvx::load(c), hvx::load(d)])
     }
 
-    /// Returns the scales of the lines `2 * pair` and `2 * pair + 1` of tile `i` of those that share
-    /// the line `scales`.
+    /// Returns the scales of the lines `2 * pair` and `2 * pair + 1` of tile `i` of those that
+    /// share the line `scales`.
     #[inline(always)]
     fn of_lines(self, scales: Vector, i: usize, pair: usize) -> (Vector, Vector) {
         let index = self.0[pair % 4];

@@ -1,11 +1,11 @@
 //! Dequantizers of 2- and 3-bit quants with a scale for each 16 rows of K.
 //!
-//! A byte holds two to four quants. The lookup sees the four lower bits of a byte, and its table has
-//! every entry as often as there are bits that belong to other quants: a quant of two bits needs no
-//! shift in bits 3..2, and none needs a mask.
+//! A byte holds two to four quants. The lookup sees the four lower bits of a byte, and its table
+//! has every entry as often as there are bits that belong to other quants: a quant of two bits
+//! needs no shift in bits 3..2, and none needs a mask.
 //!
-//! A line of scales belongs to one tile: the scales of rows 0..16 in lower halves of words, those of
-//! rows 16..32 in upper ones.
+//! A line of scales belongs to one tile: the scales of rows 0..16 in lower halves of words, those
+//! of rows 16..32 in upper ones.
 
 use super::{Dequantizer, Numbers, ahead, f16_bits, times, times_plus};
 use crate::hvx::{self, Vector};

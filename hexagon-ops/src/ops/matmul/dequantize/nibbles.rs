@@ -72,8 +72,8 @@ static NIBBLES_TWICE: Line = table32(0, 16);
 static IQ4_NL_VALUES: Line = f16_table(WeightType::Iq4Nl);
 static MXFP4_VALUES: Line = f16_table(WeightType::Mxfp4);
 
-/// Returns the nibbles of a part of a tile in the lower halves of bytes: low and high ones of a line
-/// in turns.
+/// Returns the nibbles of a part of a tile in the lower halves of bytes: low and high ones of a
+/// line in turns.
 #[inline(always)]
 fn nibbles(quants: &[Line; 4], part: usize) -> Vector {
     let both = hvx::load(&quants[part / 2]);
@@ -183,8 +183,8 @@ impl Dequantizer<4, 2> for ScaledAndShifted {
         times_plus(numbers, scales)
     }
 
-    /// With qfloat, four tiles a turn of the loop, because the first products of a turn have no other
-    /// work beside them.
+    /// With qfloat, four tiles a turn of the loop, because the first products of a turn have no
+    /// other work beside them.
     #[inline(always)]
     fn group(self, quants: &[[Line; 4]], scales: &[Line], mins: &[Line], out: &mut [Tile]) {
         // The host does the same, for the sake of its tests.

@@ -1,10 +1,11 @@
 //! Dequantizers of 5- and 6-bit quants.
 //!
-//! A tile has eight values of four quants a word, as Q8_0 has; five (six) of them lie in the lower
+//! A tile has eight values of four quants a word, as Q8_0 has; five (six) of them are in the lower
 //! bits of the lines' bytes, the others are put together from the upper bits of all lines
 //! ([`crate::layout`]).
 //!
-//! Five bits are looked up. A byte of six bits becomes FP16 as one of Q8_0 does ([`hvx::f16_from_b`]).
+//! Five bits are looked up. A byte of six bits becomes FP16 as one of Q8_0 does
+//! ([`hvx::f16_from_b`]).
 
 use core::ops::Range;
 

@@ -11,8 +11,8 @@ use crate::ops::matmul::Panel;
 use crate::ops::matmul::quantize::{ActGroup, ActRow};
 use crate::ops::matmul::super_block::{Expansion, GROUP_BLOCKS, GroupPlanes, PAIR_LINES};
 
-/// Returns `totals` plus the products of the strips of a group of super-blocks with `R` rows, before the
-/// rows' factors.
+/// Returns `totals` plus the products of the strips of a group of super-blocks with `R` rows,
+/// before the rows' factors.
 #[inline(always)]
 fn add_group<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, const R: usize>(
     format: F,

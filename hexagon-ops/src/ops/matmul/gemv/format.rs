@@ -27,8 +27,8 @@ pub(super) trait TileFormat<const L: usize, const T: usize, const W: usize>: Cop
     /// A tile in the form that several rows of activations share.
     type Unpacked: Copy;
 
-    /// Returns `true` if the words of `rows` rows of activations are loaded in pairs, which saves packets
-    /// where registers are left for it. Super-blocks load them so in any case.
+    /// Returns `true` if the words of `rows` rows of activations are loaded in pairs, which saves
+    /// packets where registers are left for it. Super-blocks load them so in any case.
     #[inline(always)]
     fn has_pairs(_rows: usize) -> bool {
         false
@@ -111,7 +111,8 @@ fn dot_nibbles(first: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
     let mut byte_dot = first;
     let mut low_dot = hvx::dot4_word(quants[4], act[0]);
     for v in 1..4 {
-        // The order changes the compiler's schedule: the other one takes up to 0.7 packets more a tile.
+        // The order changes the compiler's schedule: the other one takes up to 0.7 packets more a
+        // tile.
         if KEEPS_F32 {
             byte_dot = hvx::dot4_acc(byte_dot, quants[v], act[4 + v]);
             low_dot = hvx::dot4_acc(low_dot, quants[4 + v], act[v]);
@@ -158,7 +159,7 @@ impl TileFormat<8, 2, 1> for Bytes {
 
 /// Quants of 5 bits.
 ///
-/// Bits of a value that lie in several lines are multiplied where they are, and weighed after the
+/// Bits of a value that are in several lines are multiplied where they are, and weighed after the
 /// sum: shifts of the few sums replace shifts of all lines.
 #[derive(Clone, Copy)]
 pub(super) struct FiveBitTiles<const ZERO: i32, const HAS_MIN: bool>;
@@ -190,9 +191,8 @@ impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<5, 2, 1> for FiveBitTiles<
 
     #[inline(always)]
     fn dot(self, start: Vector, (low, upper, rest): Self::Unpacked, act: &[i32; 8]) -> Vector {
-        // The order of these sums changes the compiler's schedule: on V73 others take up to 2 packets more a
-        // tile of two strips.
-        // 8, 32 and 64 times too much.
+        // The order of these sums changes the compiler's schedule: on V73 others take up to 2
+        // packets more a tile of two strips. 8, 32 and 64 times too much.
         let mut eights = hvx::dot4_word(upper[2], act[7]);
         eights = hvx::dot4_acc(eights, upper[1], act[6]);
         eights = hvx::dot4_acc(eights, upper[0], act[5]);
@@ -297,7 +297,8 @@ impl TileFormat<4, 4, 2> for LookupNibbles {
                 hvx::sub_w(e8m0_words(line, i), hvx::splat_w(1)),
                 hvx::splat_w(0),
             );
-            // The order changes the compiler's schedule: the other one takes 0.7 packets more a tile.
+            // The order changes the compiler's schedule: the other one takes 0.7 packets more a
+            // tile.
             let act = if KEEPS_F32 {
                 each[i / 2][i % 2]
             } else {

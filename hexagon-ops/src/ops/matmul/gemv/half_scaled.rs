@@ -11,7 +11,7 @@
 //!
 //! The scales of 16 weights are integers and stay so: a half is at most 16 · 32 · 127 < 2^17, a
 //! scale at most 128, so that both products fit in a word with room to spare. Bits of a value that
-//! lie in several lines are multiplied where they are, and weighed after the sum.
+//! are in several lines are multiplied where they are, and weighed after the sum.
 
 use super::super::dequantize::wide::half_scales;
 use super::super::quantize::{ActGroup, ActRow, GROUP_TILES};
@@ -105,7 +105,8 @@ impl SixBitTiles {
     }
 }
 
-/// Computes the d of each two tiles of a group. An odd number of super-blocks has a further one without tiles.
+/// Computes the d of each two tiles of a group. An odd number of super-blocks has a further one
+/// without tiles.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
 fn fill_factors(plane: &[Line], n_blocks: usize, out: &mut BlockFactors) {

@@ -1,4 +1,5 @@
-//! The stages of a chunk of a head's tokens, each a function: a step has code for one thread and for several.
+//! The stages of a chunk of a head's tokens, each a function: a step has code for one thread and
+//! for several.
 
 use super::TOKENS;
 use super::space::{Numbers, Space};
@@ -254,8 +255,8 @@ impl<const L: usize, const E: usize> Head<'_, '_, L, E> {
     }
 }
 
-/// Writes the transposed tiles of a matrix of `[rows, columns]` tiles, with this many tiles from one strip of its rows to the
-/// next, and from one strip of its columns to the next.
+/// Writes the transposed tiles of a matrix of `[rows, columns]` tiles, with this many tiles from
+/// one strip of its rows to the next, and from one strip of its columns to the next.
 fn turn(from: Halves<'_>, to: HalvesMut<'_>, [rows, columns]: [usize; 2], to_steps: [usize; 2]) {
     for row in 0..rows {
         for column in 0..columns {

@@ -9,9 +9,11 @@ use crate::layout::{Line, TILE_DIM, Tile, f16_tile_offset};
 use crate::ops::rows::{all_lanes, first_lane};
 use crate::rt::Arena;
 
-/// Least largest magnitude of an operand: what is left of an f16 of this size is rounded to 2^-17 of it.
+/// Least largest magnitude of an operand: what is left of an f16 of this size is rounded to 2^-17
+/// of it.
 const LEAST: f32 = 1.0 / 256.0;
-/// Most of an operand: a quarter of what f16 holds, because products by decays and factors are not checked.
+/// Most of an operand: a quarter of what f16 holds, because products by decays and factors are not
+/// checked.
 const MOST: f32 = 16384.0;
 /// Its bits as an f16.
 const MOST_F16: i32 = 0x7400;
@@ -106,7 +108,8 @@ pub(super) struct Space<'m, const L: usize> {
     pub(super) reading_queries: HalvesMut<'m>,
     /// Inverses of both blocks of tokens.
     pub(super) inverse: HalvesMut<'m>,
-    /// What the second block reads of the first one, and then this part of the inverse.
+    /// The products by which the second block reads the first one, and then this part of the
+    /// inverse.
     pub(super) early: HalvesMut<'m>,
     pub(super) early_product: HalvesMut<'m>,
     pub(super) weights: HalvesMut<'m>,
@@ -135,7 +138,8 @@ pub(super) struct Space<'m, const L: usize> {
     /// Decay from each token to the last one.
     pub(super) late: &'m mut Numbers,
     pub(super) betas: &'m mut Numbers,
-    /// What the keys read of the state before the chunk, times the factor of the change, negated.
+    /// The values that keys read from the state before the chunk, times the factor of the change,
+    /// negated.
     pub(super) factors: &'m mut Numbers,
     /// A line of the decay of the whole chunk.
     pub(super) whole: &'m mut Line,

@@ -22,7 +22,8 @@ fn tensor(ne: [usize; 4], scale: f32, below: f32, seed: &mut u32) -> (Vec<f32>, 
     (elems.collect(), Shape { dtype, ne, nb })
 }
 
-/// Returns what chunks give of values of this scale in heads of some columns on a unit, and what tokens one by one give.
+/// Returns what chunks give of values of this scale in heads of some columns on a unit, and what
+/// tokens one by one give.
 fn both(form: Form, columns: usize, scale: f32) -> (bool, Vec<f32>, Vec<f32>) {
     let seed = &mut 1;
     let sources = [
@@ -57,7 +58,7 @@ fn both(form: Form, columns: usize, scale: f32) -> (bool, Vec<f32>, Vec<f32>) {
 fn chunks_give_what_tokens_one_by_one_give() {
     for (form, columns, scale) in [
         (Form::Scaling, 64, 0.1),
-        (Form::Plain, 64, 1.0),
+        (Form::RoundOnly, 64, 1.0),
         (Form::Scaling, 128, 1.0),
         (Form::Scaling, 64, 300.0),
     ] {

@@ -22,8 +22,8 @@ impl<'a> Halves<'a> {
     /// Returns the product with `weights` of `depth` tiles along K, which follow each other.
     ///
     /// - `act_step`: tiles from one strip of rows to the next
-    /// - `steps`: tiles of the weights from one strip of rows of the result to the next, and from one strip of its columns to
-    ///   the next
+    /// - `steps`: tiles of the weights from one strip of rows of the result to the next, and from
+    ///   one strip of its columns to the next
     pub(super) fn times(
         self,
         act_step: usize,
@@ -98,7 +98,8 @@ pub(super) struct Unit<'a> {
 impl Unit<'_> {
     /// Computes a sum of products of `[rows, columns]` tiles.
     ///
-    /// - `to_steps`: tiles of the result from one strip of rows to the next, and from one strip of columns to the next
+    /// - `to_steps`: tiles of the result from one strip of rows to the next, and from one strip of
+    ///   columns to the next
     #[inline(never)]
     pub(super) fn multiply(
         &mut self,

@@ -1,7 +1,8 @@
 //! The vector work between the products of a chunk. Every kernel reads and writes whole lines.
 //!
-//! A matrix for the unit is two FP16 tiles of each 32 × 32 elements: the rounded elements, and what rounding left. Line p of a
-//! tile has rows 2p and 2p + 1, so that kernels take two tokens at a time.
+//! A matrix for the unit is two FP16 tiles of each 32 × 32 elements: the rounded elements, and what
+//! rounding left. Line p of a tile has rows 2p and 2p + 1, so that kernels take two tokens at a
+//! time.
 
 use super::TOKENS;
 use super::unit::{Halves, HalvesMut};
@@ -14,8 +15,8 @@ use crate::rt::SharedColumns;
 
 /// f16 1.0.
 const ONE: u16 = 0x3c00;
-/// Blocks of 32 tokens. A matrix of tokens by tokens has no tiles above the diagonal: the one of row r and column c is tile
-/// r + c.
+/// Blocks of 32 tokens. A matrix of tokens by tokens has no tiles above the diagonal: the one of
+/// row r and column c is tile r + c.
 pub(super) const BLOCKS: usize = TOKENS / TILE_DIM;
 /// Lines of a tile, each of which has two rows.
 const PAIRS: usize = TILE_DIM / 2;
@@ -87,7 +88,8 @@ impl hvx::Kernel for LargestProduct<'_> {
     }
 }
 
-/// Splits rows of `L` lines: a tile for each 32 rows and each line, those of the same rows beside each other.
+/// Splits rows of `L` lines: a tile for each 32 rows and each line, those of the same rows beside
+/// each other.
 pub(super) struct SplitRows<'a, const L: usize> {
     pub(super) rows: StridedVectors<'a, L>,
     pub(super) to: HalvesMut<'a>,
@@ -123,8 +125,9 @@ impl<const L: usize> hvx::Kernel for SplitRows<'_, L> {
 
 /// Transposes a tile.
 ///
-/// Bits 1 to 4 of a row's number are those of the line, and bit 0 is that of the half of a word; the bits of a column's number
-/// are those of the word. A step exchanges a bit of lines with a bit of words, or with that of halves.
+/// Bits 1 to 4 of a row's number are those of the line, and bit 0 is that of the half of a word;
+/// the bits of a column's number are those of the word. A step exchanges a bit of lines with a bit
+/// of words, or with that of halves.
 pub(super) struct TurnTile<'a> {
     pub(super) from: &'a Tile,
     pub(super) to: &'a mut Tile,
@@ -208,7 +211,8 @@ impl hvx::Kernel for Diagonal<'_> {
     }
 }
 
-/// Turns products of keys and queries with keys into how much each token's change of the state weighs for later ones.
+/// Turns products of keys and queries with keys into how much each token's change of the state
+/// weighs for later ones.
 pub(super) struct Weigh<'a> {
     pub(super) key_products: Halves<'a>,
     pub(super) query_products: Halves<'a>,
@@ -217,7 +221,8 @@ pub(super) struct Weigh<'a> {
     pub(super) betas: &'a PerToken,
     /// The unit matrix.
     pub(super) unit: &'a [Line; TILE_DIM],
-    /// Receives, negated, what the keys of a token read of the changes of earlier ones of its block.
+    /// Receives, negated, what the keys of a token read of the changes of earlier ones of its
+    /// block.
     pub(super) reads: &'a mut BlockRows,
     /// Receives the same of the second block's tokens and the first block's changes.
     pub(super) early: HalvesMut<'a>,
@@ -236,7 +241,7 @@ struct Pair {
     betas: [Vector; 2],
 }
 
-/// What two tokens read of the changes of a block's tokens.
+/// The products by which two tokens read the changes of a block's tokens.
 struct Reads {
     keys: [Vector; 2],
     queries: [Vector; 2],
@@ -375,8 +380,8 @@ impl hvx::Kernel for Invert<'_> {
             };
             let [first, second]: &[[f32; TILE_DIM]; BLOCKS] = bytemuck::cast_ref(row);
             let unit = hvx::load(&self.unit[t]);
-            // Sums, each with a name and a zero of its own: exchanged or shared, they would be copied, and a qfloat value is
-            // never.
+            // Sums, each with a name and a zero of its own: exchanged or shared, they would be
+            // copied, and a qfloat value is never.
             let (mut a_even, mut a_odd) = (Accumulator::zero(), Accumulator::zero());
             let (mut b_even, mut b_odd) = (Accumulator::zero(), Accumulator::zero());
             let (pairs, last) = done.as_chunks::<2>();

@@ -152,8 +152,8 @@ pub(super) struct AngleTable<'a> {
     pub(super) token: Option<usize>,
     pub(super) cosine: &'a mut [f32; MAX_PAIRS],
     pub(super) sine: &'a mut [f32; MAX_PAIRS],
-    /// `1 / x` for each frequency factor x, or 1 for those that angles are divided by one by one. Most factors of a model are
-    /// powers of two, whose inverses are exact.
+    /// `1 / x` for each frequency factor x, or 1 for those that angles are divided by one by one.
+    /// Most factors of a model are powers of two, whose inverses are exact.
     pub(super) inverses: &'a mut [f32; MAX_PAIRS],
     /// Pairs that include all with another factor.
     pub(super) inexact: Range<usize>,
@@ -164,7 +164,8 @@ pub(super) struct AngleTable<'a> {
 /// The arguments of [`AngleTable::fill`].
 struct FillAngles<'a, 't> {
     table: &'a mut AngleTable<'t>,
-    /// Positions of time, height, width and the fourth one; without sections only the first is used.
+    /// Positions of time, height, width and the fourth one; without sections only the first is
+    /// used.
     start: [f32; 4],
     rope: &'a Rope,
     constants: &'a Constants,
@@ -225,24 +226,26 @@ impl AngleTable<'_> {
 }
 
 impl FillAngles<'_, '_> {
-    /// Returns `true` if each angle is the one before times a constant, but for its frequency factor.
+    /// Returns `true` if each angle is the one before times a constant, but for its frequency
+    /// factor.
     #[inline(always)]
-    fn is_plain(&self) -> bool {
+    fn is_geometric(&self) -> bool {
         self.rope.sections.is_none() && self.rope.ext_factor == 0.0
     }
 
-    /// Writes the angles of all pairs to the place of their sines; returns a factor that they all still lack.
+    /// Writes the angles of all pairs to the place of their sines; returns a factor that they all
+    /// still lack.
     #[inline(always)]
     #[expect(clippy::cast_precision_loss, reason = "pairs are few")]
     fn angles(&mut self, n_pairs: usize) -> f32 {
         let (rope, constants, start) = (self.rope, self.constants, self.start);
         let mut theta = start;
-        let is_plain = self.is_plain();
+        let is_geometric = self.is_geometric();
         let factors = match self.factors {
             Source::Apart(view) => view.read([0; 3], 0..n_pairs, self.table.chunks[0]),
             _ => &[],
         };
-        if is_plain {
+        if is_geometric {
             let angles = &mut self.table.sine[..n_pairs];
             powers(angles, theta[0], constants.theta_scale);
             let inexact = self.table.inexact.clone();
@@ -307,14 +310,14 @@ impl hvx::Kernel for FillAngles<'_, '_> {
     #[inline(always)]
     fn run(mut self) {
         let n_pairs = self.rope.n_pairs();
-        let is_plain = self.is_plain();
+        let is_geometric = self.is_geometric();
         let factor = hvx::splat_f32(self.angles(n_pairs));
         let magnitude = hvx::splat_f32(self.constants.magnitude);
         let sign = if self.rope.is_inverse { -1.0 } else { 1.0 };
         let sine_magnitude = hvx::splat_f32(self.constants.magnitude * sign);
         let cosines = self.table.cosine.as_chunks_mut::<32>().0;
         let sines = self.table.sine.as_chunks_mut::<32>().0;
-        let is_divided = is_plain && matches!(self.factors, Source::Apart(_));
+        let is_divided = is_geometric && matches!(self.factors, Source::Apart(_));
         let inverses = self.table.inverses.as_chunks::<32>().0;
         let groups = cosines.iter_mut().zip(sines).zip(inverses);
         for ((cosine, sine), inverse) in groups.take(n_pairs.div_ceil(32)) {

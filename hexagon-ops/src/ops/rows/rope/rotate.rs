@@ -6,8 +6,8 @@ use crate::hvx::{self, Vector};
 use crate::ops::elementwise::put;
 use crate::ops::rows::load;
 
-/// Rows of f32 that follow each other, and the table of their token. Each kind is a kernel of its own, so that the rows'
-/// loop has the registers to itself.
+/// Rows of f32 that follow each other, and the table of their token. Each kind is a kernel of its
+/// own, so that the rows' loop has the registers to itself.
 pub(super) struct RotateRows<'a, 't, const IN_PLACE: bool> {
     pub(super) turning: &'a Turning<'a>,
     pub(super) table: &'a AngleTable<'t>,
@@ -39,9 +39,10 @@ impl<const IN_PLACE: bool> hvx::Kernel for RotateRows<'_, '_, IN_PLACE> {
     }
 }
 
-/// [`RotateRows`] of which every element is rotated, in pairs of halves, 32 pairs of all rows at a time: their angles stay in
-/// registers, and the loop has few conditions. If halves are no whole vectors, the last 32 pairs are some of those before
-/// them again, which is possible only if rows are not rotated in place.
+/// [`RotateRows`] of which every element is rotated, in pairs of halves, 32 pairs of all rows at a
+/// time: their angles stay in registers, and the loop has few conditions. If halves are no whole
+/// vectors, the last 32 pairs are some of those before them again, which is possible only if rows
+/// are not rotated in place.
 pub(super) struct RotateHalves<'a, 't, const IN_PLACE: bool>(
     pub(super) RotateRows<'a, 't, IN_PLACE>,
 );
@@ -147,7 +148,8 @@ pub(super) struct RotateNarrow<'a, 't> {
 }
 
 impl RotateNarrow<'_, '_> {
-    /// Returns `true` if rows of `n` elements, all of them rotated, are whole vectors of f16, and so is what forms pairs.
+    /// Returns `true` if rows of `n` elements, all of them rotated, are whole vectors of f16, and
+    /// so is what forms pairs.
     pub(super) fn takes(pairs: RopePairs, n: usize) -> bool {
         n == 64
             || match pairs {
@@ -264,7 +266,8 @@ impl Turning<'_> {
         }
     }
 
-    /// Rotates the pairs starting at `done`, fewer than 32; `x` and `out` are only the elements that are rotated.
+    /// Rotates the pairs starting at `done`, fewer than 32; `x` and `out` are only the elements
+    /// that are rotated.
     #[inline(always)]
     fn rotate_rest<const IN_PLACE: bool>(
         &self,

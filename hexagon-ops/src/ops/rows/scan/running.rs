@@ -1,4 +1,5 @@
-//! CUMSUM of rows of f32: 32 rows at a time, whose columns are vectors, so that each row has its one sum in ggml's order.
+//! CUMSUM of rows of f32: 32 rows at a time, whose columns are vectors, so that each row has its
+//! one sum in ggml's order.
 //!
 //! ```text
 //! for each 32 rows

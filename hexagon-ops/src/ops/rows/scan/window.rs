@@ -9,8 +9,8 @@
 //!       for each 8 tokens: sum of taps, written as 32 channels of a row of the result
 //! ```
 //!
-//! Inputs of a channel follow each other, and so do the channels of a result, so that either side must be transposed. An
-//! input is transposed once and used for all taps.
+//! Inputs of a channel follow each other, and so do the channels of a result, so that either side
+//! must be transposed. An input is transposed once and used for all taps.
 
 use core::ops::Range;
 
@@ -165,8 +165,8 @@ fn last_of<const TAPS: usize>(lines: &[Line; GROUP]) -> [Vector; 4] {
     .map(hvx::load)
 }
 
-/// Writes the sums of the windows that end with each of the new inputs. `past` are the `TAPS` - 1 inputs before them, and then
-/// those before the next ones.
+/// Writes the sums of the windows that end with each of the new inputs. `past` are the `TAPS` - 1
+/// inputs before them, and then those before the next ones.
 #[inline(always)]
 fn write_sums<const TAPS: usize>(
     past: &mut [Line; GROUP],
@@ -200,8 +200,8 @@ fn write_sums<const TAPS: usize>(
     hvx::store_f32(o7, sum::<TAPS>([h, i, j, k], weights));
 }
 
-/// Computes the windows of all channels, as [`super::convolve`] says. Returns the result and writes nothing where another
-/// code path is as fast, or operands are laid out in another way.
+/// Computes the windows of all channels, as [`super::convolve`] says. Returns the result and writes
+/// nothing where another code path is as fast, or operands are laid out in another way.
 pub(super) fn convolve<'a>(
     engine: &Engine,
     dst: ViewMut<'a>,

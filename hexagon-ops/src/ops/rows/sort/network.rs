@@ -1,7 +1,9 @@
-//! A sorting network over a row: pairs of elements at fixed places are compared and exchanged, 32 of them at a time.
+//! A sorting network over a row: pairs of elements at fixed places are compared and exchanged, 32
+//! of them at a time.
 //!
-//! Element p of 32 · V is in lane p / V of vector p % V, so that most pairs are lanes of two vectors. In the steps with larger
-//! distances than V they are lanes of one vector, and two such vectors exchange blocks of lanes before and after.
+//! Element p of 32 · V is in lane p / V of vector p % V, so that most pairs are lanes of two
+//! vectors. In the steps with larger distances than V they are lanes of one vector, and two such
+//! vectors exchange blocks of lanes before and after.
 //!
 //! ```text
 //! for size = 2, 4 .. 32 V            blocks of that size are sorted, in turns upwards and downwards
@@ -46,8 +48,8 @@ fn load_pair(key: &Line, number: &Line) -> Pair {
     [hvx::load(key), hvx::load(number)]
 }
 
-/// Returns the pairs that come first and those that come later, or the reverse in lanes of `down` with all bits. No two numbers
-/// are equal.
+/// Returns the pairs that come first and those that come later, or the reverse in lanes of `down`
+/// with all bits. No two numbers are equal.
 #[inline(always)]
 fn compare(a: Pair, b: Pair, down: Vector) -> (Pair, Pair) {
     let difference = hvx::sub_sat_w(a[0], b[0]);

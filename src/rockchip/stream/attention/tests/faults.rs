@@ -18,7 +18,8 @@ fn first_context() -> u32 {
         .unwrap()
 }
 
-/// Computes a case, whose result must be right, and expects attention to be the CPU's and products the device's after it.
+/// Computes a case, whose result must be right, and expects attention to be the CPU's and products
+/// the device's after it.
 fn computes_and_leaves(device: &RkDevice, case: &Case, what: &str) {
     let error = reference::nmse(&case.compute(device), &case.reference());
     assert!(error < NMSE, "{what}: {error:e}");

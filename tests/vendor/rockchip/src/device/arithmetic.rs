@@ -11,8 +11,8 @@ pub const LINE: usize = 32;
 
 /// Codes of IN_PRECISION, PROC_PRECISION and OUT_PRECISION.
 // SOURCE: precision fields of CNA_CONV_CON1 and DPU_DATA_FORMAT as public notes on the RK3588 list
-// them (int8 0, int16 1, fp16 2, int32 4, fp32 5, int4 6); librknnrt 1.5.2 gives right products with
-// those of INT8 and FP16.
+// them (int8 0, int16 1, fp16 2, int32 4, fp32 5, int4 6); librknnrt 1.5.2 gives right products
+// with those of INT8 and FP16.
 mod precision {
     pub const INT8: u32 = 0;
     pub const INT16: u32 = 1;
@@ -86,7 +86,8 @@ impl Arithmetic {
             );
         }
         let misc = registers.get("CORE_MISC_CFG")?;
-        // QD_EN, bit 0, adds up the features for asymmetric weights, which DPU_BS_OW_OP = 0 has not.
+        // QD_EN, bit 0, adds up the features for asymmetric weights, which DPU_BS_OW_OP = 0 has
+        // not.
         if misc & !1 != code << 8 {
             return wrong(
                 "CORE_MISC_CFG",
@@ -144,7 +145,7 @@ impl Arithmetic {
         }
     }
 
-    /// Returns operands that lie in `bytes`.
+    /// Returns operands that are in `bytes`.
     pub fn widen(self, bytes: &[u8]) -> Values {
         match self.operand {
             // The first one in the low half.
@@ -164,8 +165,8 @@ impl Arithmetic {
         }
     }
 
-    /// Multiplies positions with the kernels of one group; returns the results position by position,
-    /// as they are stored.
+    /// Multiplies positions with the kernels of one group; returns the results position by
+    /// position, as they are stored.
     ///
     /// `weights` are lines, kernel by kernel, for each [`LINE`] channels.
     pub fn multiply(self, positions: &Values, weights: &Values, k: usize) -> Vec<u8> {
@@ -237,8 +238,8 @@ fn dot_i8(a: &[i8; LINE], b: &[i8; LINE]) -> i32 {
         .sum()
 }
 
-/// As [`dot_i8`]: the products of a line are summed exactly and rounded to FP32 once; lines are added
-/// in FP32.
+/// As [`dot_i8`]: the products of a line are summed exactly and rounded to FP32 once; lines are
+/// added in FP32.
 // SOURCE: chips/rk3588.md of gregordinary's rocket-userspace, which measured it; the order is not
 // documented.
 #[expect(clippy::cast_possible_truncation, reason = "rounding is the purpose")]

@@ -9,8 +9,8 @@
 //! memory --features, weights--> CNA --> CORE (multiply, add) --> DPU --results--> memory
 //! ```
 //!
-//! It computes what registers say; boards compute less. A caller may have it refuse what no board is known to compute
-//! ([`proven`]).
+//! It computes what registers say; boards compute less. A caller may have it refuse what no board
+//! is known to compute ([`proven`]).
 //!
 //! Three things end the job with the register's name: a register that is not in
 //! [`register::KNOWN`], a value that stands for anything but such a product, and a register that
@@ -102,7 +102,8 @@ pub enum Computes {
 /// Runs one stream to the end; returns the stream that it names as the next one.
 ///
 /// # Errors
-/// A value that the device does not know, memory that does not exist, or a product that it does not compute.
+/// A value that the device does not know, memory that does not exist, or a product that it does not
+/// compute.
 pub fn run(
     memory: &impl Memory,
     program: Program,

@@ -1,7 +1,7 @@
 //! The product that the registers ask for, and its computation.
 //!
 //! Features are a cube of W × H positions with K channels, weights are N kernels of K values,
-//! results are a cube of W × H positions with N channels: a product with M = W · H. All lies in
+//! results are a cube of W × H positions with N channels: a product with M = W · H. All is in
 //! atoms of 16 bytes: a position has one atom in each surface of features, and one in each surface
 //! of results.
 

@@ -1,7 +1,7 @@
 //! Products that boards are known to compute: fewer than registers can say.
 //!
-//! SOURCE: public notes of gregordinary (rows of a column, banks) and happyme531 (lines, row-major); the buffer's size,
-//! CBUF_BANKS and CBUF_BANK_SIZE of rkt_ml.h, Mesa 25.3.
+//! SOURCE: public notes of gregordinary (rows of a column, banks) and happyme531 (lines,
+//! row-major); the buffer's size, CBUF_BANKS and CBUF_BANK_SIZE of rkt_ml.h, Mesa 25.3.
 
 use super::Error;
 use super::arithmetic::{GROUP_LINE_OFF, Operand};

@@ -182,7 +182,8 @@ registers! {
     Dpu 0x4128 DPU_LUT_LO_SLOPE_SCALE = Off;
     Dpu 0x412c DPU_LUT_LO_SLOPE_SHIFT = Off;
 
-    // All readers of further operands are off. Only their ping-pong counts if the unit is not started.
+    // All readers of further operands are off. Only their ping-pong counts if the unit is not
+    // started.
     DpuRdma 0x5004 RDMA_S_POINTER = Timing;
     DpuRdma 0x500c RDMA_DATA_CUBE_WIDTH = Read;
     DpuRdma 0x5010 RDMA_DATA_CUBE_HEIGHT = Read;

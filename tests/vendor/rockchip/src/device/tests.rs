@@ -310,7 +310,8 @@ fn lines_apart_give_the_same_as_packed_ones() {
 
 #[test]
 fn one_row_with_a_stride_that_was_cut_at_0_is_wrong() {
-    // A program that does so gets every result wrong on boards, in each arithmetic (gregordinary's notes: "M == 1").
+    // A program that does so gets every result wrong on boards, in each arithmetic (gregordinary's
+    // notes: "M == 1").
     let case = Case {
         half: false,
         width: 1,

@@ -222,11 +222,12 @@ fn an_object_with_two_operands_is_named_once() {
 #[test]
 fn a_sync_that_is_missing_gives_wrong_results_or_fails() {
     for (shape, needless) in [
-        // In place. New objects are clean, which are A, B, C, streams and the status, and so is C with its extra sync:
-        // six of twelve.
+        // In place. New objects are clean, which are A, B, C, streams and the status, and so is C
+        // with its extra sync: six of twelve.
         ([8, 128, 64], 6),
-        // With cubes the device does not see A, and C is right before the caller syncs it: two of A, one of B, two of C
-        // when it is made and its last one, those of new streams, status and cubes: ten of seventeen.
+        // With cubes the device does not see A, and C is right before the caller syncs it: two of
+        // A, one of B, two of C when it is made and its last one, those of new streams, status and
+        // cubes: ten of seventeen.
         ([7, 128, 64], 10),
     ] {
         let operands = Operands::random(MatmulType::F16_F16_F32, shape, &mut Numbers::new(54));

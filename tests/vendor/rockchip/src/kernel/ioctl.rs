@@ -1,7 +1,8 @@
 //! Numbers and structs of the kernel's interface.
 //!
-//! SOURCE: drivers/rknpu/include/rknpu_ioctl.h of rockchip-linux/kernel; include/uapi/drm/drm.h of Linux. librknnrt
-//! 1.5.2 passes shorter versions of the same structs: fields were only ever added at the end.
+//! SOURCE: drivers/rknpu/include/rknpu_ioctl.h of rockchip-linux/kernel; include/uapi/drm/drm.h of
+//! Linux. librknnrt 1.5.2 passes shorter versions of the same structs: fields were only ever added
+//! at the end.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,8 +1,9 @@
 //! Memory objects, and the 32-bit address space in which the device sees them.
 //!
-//! With caches, the device has a copy of each cacheable object, which only syncs bring up to date: what was not synced
-//! is [`POISON`] or stale. Until the whole of a new object was synced to the device, lines of its zeros lie in the
-//! CPU's cache and are written back over what the device writes.
+//! With caches, the device has a copy of each cacheable object, which only syncs bring up to date:
+//! what was not synced is [`POISON`] or stale. Until the whole of a new object was synced to the
+//! device, lines of its zeros are in the CPU's cache and are written back over what the device
+//! writes.
 #![expect(
     unsafe_code,
     reason = "shared memory, and descriptors as plain numbers"

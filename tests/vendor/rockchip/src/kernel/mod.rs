@@ -6,7 +6,8 @@
 //!
 //! [`Rocket`] is Linux's driver for the same NPU.
 //!
-//! [`Kernel::strict`] also has caches, and a device that computes only what boards are known to compute.
+//! [`Kernel::strict`] also has caches, and a device that computes only what boards are known to
+//! compute.
 
 mod ioctl;
 mod memory;
@@ -106,7 +107,8 @@ pub enum Reply {
 pub struct Text(pub &'static str, pub u64, pub u64);
 
 impl Kernel {
-    /// As real ones: a sync that is missing shows, and what no board is known to compute is refused.
+    /// As real ones: a sync that is missing shows, and what no board is known to compute is
+    /// refused.
     pub fn strict() -> Self {
         Self {
             computes: Computes::Proven,
@@ -280,7 +282,8 @@ impl Kernel {
         let tasks = addresses
             .by_identity(submit.task_obj_addr)
             .ok_or(libc::EINVAL)?;
-        // SOURCE: rknpu_job.c reads tasks through a mapping that only this flag makes: without it, a null pointer.
+        // SOURCE: rknpu_job.c reads tasks through a mapping that only this flag makes: without it,
+        // a null pointer.
         if self.caches == Caches::Apart && tasks.flags() & flag::KERNEL_MAPPING == 0 {
             eprintln!("rknn-loop: a real kernel ends here: it has no mapping of the list of tasks");
             return Err(libc::EFAULT);

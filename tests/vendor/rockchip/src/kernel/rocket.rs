@@ -1,8 +1,9 @@
-//! Linux's driver `rocket`: a file is an address space, objects are synced whole, and a job that did not run looks like
-//! one that did.
+//! Linux's driver `rocket`: a file is an address space, objects are synced whole, and a job that
+//! did not run looks like one that did.
 //!
-//! SOURCE: include/uapi/drm/rocket_accel.h of Linux 6.18; behaviour, drivers/accel/rocket there: the result of handing a
-//! job to the scheduler is dropped, each task is started by itself, and a job that meets the time-out ends as others do.
+//! SOURCE: include/uapi/drm/rocket_accel.h of Linux 6.18; behaviour, drivers/accel/rocket there:
+//! the result of handing a job to the scheduler is dropped, each task is started by itself, and a
+//! job that meets the time-out ends as others do.
 #![expect(
     unsafe_code,
     reason = "the structs of a job lie in the caller's memory"
@@ -188,7 +189,8 @@ impl Rocket {
     /// The error that the driver returns; `ENOTTY` for a function that is not emulated.
     ///
     /// # Safety
-    /// - The addresses in the struct, and in those that they lead to, are 0 or those of as much memory as the structs say.
+    /// - The addresses in the struct, and in those that they lead to, are 0 or those of as much
+    ///   memory as the structs say.
     pub unsafe fn ioctl(
         &self,
         number: u32,
@@ -260,7 +262,8 @@ impl Rocket {
         Ok(Reply::Done)
     }
 
-    /// Returns a descriptor for `mmap` of the object whose offset the caller passes, to be closed by the caller.
+    /// Returns a descriptor for `mmap` of the object whose offset the caller passes, to be closed
+    /// by the caller.
     ///
     /// # Errors
     /// `EINVAL` for an offset that no object has.

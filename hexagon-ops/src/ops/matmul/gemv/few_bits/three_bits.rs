@@ -164,7 +164,8 @@ impl Fields for &[Line; SUPER_TILES] {
     }
 }
 
-/// Returns `totals` plus the sums over the super-blocks `blocks` of a panel, whose scales are `fields`.
+/// Returns `totals` plus the sums over the super-blocks `blocks` of a panel, whose scales are
+/// `fields`.
 #[inline(always)]
 fn add_blocks<F: Fields, const R: usize>(
     panel: &Panel<'_>,

@@ -28,8 +28,8 @@ pub(in crate::ops::matmul::gemv) struct MinTerms {
     digits: [Line; 3],
     /// f32 scales.
     scales: Line,
-    /// [`FACTORS`] of each super-block. The others are not used: with the right count the compiler unrolls a
-    /// loop that takes twice the packets.
+    /// [`FACTORS`] of each super-block. The others are not used: with the right count the compiler
+    /// unrolls a loop that takes twice the packets.
     factors: [i32; 2 * GROUP_BLOCKS],
 }
 
@@ -50,8 +50,8 @@ impl MinTerms {
 /// Fixed-point units of the sums of first halves. The minima of second halves weigh 16 times as
 /// much, so their units are 16 times as large.
 const UNITS: [f32; 2] = [128.0, 8.0];
-/// f16 1 / 16 for d, which is multiplied by sums 16 times too large, and 1 / 128 for dmin; the latter is
-/// divided by the power of the super-block.
+/// f16 1 / 16 for d, which is multiplied by sums 16 times too large, and 1 / 128 for dmin; the
+/// latter is divided by the power of the super-block.
 const FACTORS: i32 = 0x2000_2c00;
 /// Added to a number of less than 2^22, it leaves that number, rounded half to even, above its own
 /// bits.
@@ -110,7 +110,8 @@ impl FewBits for TwoBitDots {
         let (first, second) = hvx::interleave_w(shifted, shifted);
         let mut factors = [FACTORS; 2 * GROUP_BLOCKS];
         for (factors, pairs) in factors.iter_mut().zip(group.terms().as_chunks::<PAIRS>().0) {
-            // The exponent of a power of two, above that of 1: bits 26 and up.
+            // Each factor is divided by a power of two: the exponent of the f16 in the upper half,
+            // less that of 1.
             *factors -= (pairs[0].products & !0xffff) - (0x3c00 << 16);
         }
         let (units, _) = hvx::interleave_w(hvx::splat_f32(UNITS[0]), hvx::splat_f32(UNITS[1]));
@@ -187,7 +188,8 @@ fn unrolled<const R: usize>(
             );
             let words = &words.0.as_chunks::<PAIRS>().0[i];
             let pairs: &[[WordPairs; 2]; PAIRS] = &pairs.0.as_chunks().0[i];
-            // Two rows leave more to load than packets have room for: pairs save loads. One row has room.
+            // Two rows leave more to load than packets have room for: pairs save loads. One row has
+            // room.
             move |p: usize| {
                 if R > 1 {
                     pairs[p].map(WordPairs::words)
@@ -318,8 +320,8 @@ fn two_bit_dots<const R: usize>(
     dots
 }
 
-/// Returns the sum of a super-block's minima times fixed-point numbers. It is below 2^29: 16 minima of
-/// at most 15 times numbers of at most 2^21.
+/// Returns the sum of a super-block's minima times fixed-point numbers. It is below 2^29: 16 minima
+/// of at most 15 times numbers of at most 2^21.
 #[inline(always)]
 fn min_sum(pairs: &[Line; PAIRS], digits: [&[i32; PAIRS]; 3]) -> Vector {
     // The low nibbles of first halves, the high ones of second halves.

@@ -69,7 +69,7 @@ fn products_of_every_type_form_and_repetition() {
             let mut dst = Case::zeros(F, [a[1], b[1], b[2], b[3]], place);
             expected(&mut dst, &src);
             // Sums in f32, 2^-24 for each of a few steps, squared; terms cancel to about a tenth.
-            bench.check((KERNEL_MUL_MAT_PLAIN, [0; 16]), &dst, &src, false, 1e-11);
+            bench.check((KERNEL_MUL_MAT_UNPACKED, [0; 16]), &dst, &src, false, 1e-11);
         }
     }
 }
@@ -84,7 +84,7 @@ fn wrong_operands_of_a_product_are_refused() {
     ];
     let mut dst = Case::zeros(F, [10, 3, 4, 1], DENSE);
     expected(&mut dst, &src);
-    let op = (KERNEL_MUL_MAT_PLAIN, [0; 16]);
+    let op = (KERNEL_MUL_MAT_UNPACKED, [0; 16]);
     let good = bench.place(op, &dst, &src, false);
     type Change = fn(&mut TensorOp);
     for (what, change) in [

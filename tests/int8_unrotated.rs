@@ -45,8 +45,8 @@ fn below(numbers: &mut Numbers, n: usize) -> i8 {
 }
 
 /// Rows of low-power blocks of 32 (docs/internals/quantization.md): a scale S of 7 significant bits
-/// for each row, a multiplier m of 1 to 16 for each block, levels q from -7 to 7. In Q8_0 `d = S` and
-/// `m * q`, in Q4_0 `d = S * m` and `q`.
+/// for each row, a multiplier m of 1 to 16 for each block, levels q from -7 to 7. In Q8_0 `d = S`
+/// and `m * q`, in Q4_0 `d = S * m` and `q`.
 fn low_power(numbers: &mut Numbers, k: usize, n: usize) -> [Weight; 2] {
     let (mut bytes, mut nibbles) = (Vec::new(), Vec::new());
     for _ in 0..n {
@@ -127,12 +127,12 @@ fn a_product_with_low_power_rows_has_the_error_of_its_activations_alone() {
             let have = mul_mat(&plain, &w, None, &act, [k, m, 1, 1]).unwrap();
             let error =
                 |act: &[f32]| reference::nmse(&have, &reference::mul_mat(act, &w.values, k));
-            // Sums are integers; what is left is three roundings to FP32, of the scales' product and the
-            // results.
+            // Sums are integers; what is left is three roundings to FP32, of the scales' product
+            // and the results.
             let left = error(&rounded(&act, k));
             assert!(left < 1e-13, "M={m} K={k} N={n}: {left:.2e}");
-            // Uniform numbers: (1 / 127)^2 / 12 over a variance of 1/3 is 1.6e-5, of many rows. Weights
-            // of one row make it much more or less.
+            // Uniform numbers: (1 / 127)^2 / 12 over a variance of 1/3 is 1.6e-5, of many rows.
+            // Weights of one row make it much more or less.
             let all = error(&act);
             assert!((5e-7..1e-4).contains(&all), "M={m} K={k} N={n}: {all:.2e}");
         }

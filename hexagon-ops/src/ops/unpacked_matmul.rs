@@ -8,11 +8,11 @@
 //!     many rows   transpose the 32 rows; for each k, for each 8 rows: add a vector times an element
 //! ```
 //!
-//! Folds are a fourth of the work on a row, and a transposition is that on five rows. The number of rows of src1 decides, so that
-//! results do not depend on how the rows are shared out.
+//! Folds are a fourth of the work on a row, and a transposition is that on five rows. The number of
+//! rows of src1 decides, so that results do not depend on how the rows are shared out.
 //!
-//! Packed weights have other kernels ([`super::matmul`]). This one multiplies two computed tensors, as
-//! in attention without FLASH_ATTN_EXT, or a tensor with a Hadamard matrix.
+//! Packed weights have other kernels ([`super::matmul`]). This one multiplies two computed tensors,
+//! as in attention without FLASH_ATTN_EXT, or a tensor with a Hadamard matrix.
 
 use core::ops::Range;
 
@@ -57,7 +57,8 @@ impl hvx::Kernel for ReadParts<'_> {
 
 /// Computes `dst[n][m] = Σ src0[k][n] · src1[k][m]`; planes of src0 are repeated.
 ///
-/// - `src`: `[K, N, n2, n3]` of any type that can be read; `[K, M, m2, m3]` of floats, with n2 and n3 dividing m2 and m3
+/// - `src`: `[K, N, n2, n3]` of any type that can be read; `[K, M, m2, m3]` of floats, with n2 and
+///   n3 dividing m2 and m3
 /// - `dst`: f32 `[N, M, m2, m3]`
 ///
 /// # Errors
