@@ -37,7 +37,7 @@ FORMATS = ["Q8_0", "Q4_0", "F16"]
 MORE = ["Q4_1", "Q5_0", "Q5_1", "IQ4_NL"]
 DOWNLOADED = ["Q4_K_M", "Q5_0", "Q6_K", "Q3_K_M"]
 EXACT = {"rk": 0.00002, "hexagon": 0.0001}
-LIMITS = {"rk": {"Q8_0": 0.003, "Q4_0": 0.004, "F16": EXACT["rk"], **dict.fromkeys(MORE + DOWNLOADED, 0.006)},
+LIMITS = {"rk": {"Q8_0": 0.003, "Q4_0": 0.005, "F16": EXACT["rk"], **dict.fromkeys(MORE + DOWNLOADED, 0.006)},
           "hexagon": dict.fromkeys(FORMATS + MORE + DOWNLOADED, EXACT["hexagon"])}
 # One or two tokens at a time, which Hexagon may compute with activations of 8 bits.
 FEW_TOKENS_LIMITS = {"rk": {**LIMITS["rk"], "Q8_0": 0.005, "Q4_0": 0.006},
