@@ -461,8 +461,7 @@ mod tests {
     #[test]
     fn a_fifo_as_trace_is_refused_at_once() {
         let fifo = path("timeline-fifo");
-        let made = std::process::Command::new("mkfifo").arg(&fifo).status();
-        assert!(made.unwrap().success());
+        test_kit::make_fifo(&fifo);
         let open = |options: &mut std::fs::OpenOptions| options.open(&fifo).unwrap();
         let reader = || open(File::options().read(true).custom_flags(libc::O_NONBLOCK));
         for has_reader in [false, true] {

@@ -345,8 +345,7 @@ mod tests {
     #[test]
     fn a_fifo_as_file_of_settings_is_refused_at_once() {
         let fifo = std::env::temp_dir().join(format!("ggml-rust-npu-{}.fifo", std::process::id()));
-        let made = std::process::Command::new("mkfifo").arg(&fifo).status();
-        assert!(made.unwrap().success());
+        test_kit::make_fifo(&fifo);
         let name = fifo.display().to_string();
         let (send, receive) = std::sync::mpsc::channel();
         std::thread::spawn(move || {

@@ -2,12 +2,24 @@
 //! constants and structures of C headers, and programs that see nothing of who starts a test.
 
 use std::env;
+use std::path::Path;
 
 mod header;
 mod surroundings;
 
 pub use header::Header;
 pub use surroundings::{command, foreign_variables};
+
+/// Makes a FIFO without another process: under qemu-aarch64 a child of a process with several
+/// threads may wait for ever.
+///
+/// # Panics
+/// If the system makes none.
+pub fn make_fifo(path: &Path) {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
 
 /// Pseudo-random numbers: the same seed gives the same numbers.
 // SOURCE: splitmix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators",

@@ -217,8 +217,7 @@ fn what_is_not_a_regular_file_is_refused_at_once() {
     std::fs::create_dir(folder.join("folder.npu")).unwrap();
     std::os::unix::fs::symlink("/dev/zero", folder.join("device.npu")).unwrap();
     let fifo = folder.join("fifo.npu");
-    let made = std::process::Command::new("mkfifo").arg(&fifo).status();
-    assert!(made.unwrap().success());
+    test_kit::make_fifo(&fifo);
     let (send, receive) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let whole = Packs::open(&folder, false);

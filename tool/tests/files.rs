@@ -16,7 +16,7 @@ mod interrupt;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use common::folder;
 use decoder::written;
@@ -168,13 +168,7 @@ fn what_is_at_an_output_keeps_its_kind_and_its_permissions() {
     assert_eq!(fs::read(at("secret")).unwrap()[..4], *b"GGUF");
 
     symlink("nothing", at("dangling")).unwrap();
-    assert!(
-        Command::new("mkfifo")
-            .arg(at("fifo"))
-            .status()
-            .unwrap()
-            .success()
-    );
+    test_kit::make_fifo(&at("fifo"));
     for (name, reason) in [("dangling", "link"), ("fifo", "regular"), ("", "regular")] {
         let done = quantize(&at(name));
         assert_eq!(done.status.code(), Some(1), "{name}: {}", errors(&done));

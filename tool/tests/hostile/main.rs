@@ -364,13 +364,7 @@ fn through_every_command(folder: &Path, step: usize) -> (usize, usize) {
     }
     // What is no regular file, and a file that is mostly hole.
     let (fifo, sparse) = (folder.join("fifo"), folder.join("sparse"));
-    assert!(
-        Command::new("mkfifo")
-            .arg(&fifo)
-            .status()
-            .unwrap()
-            .success()
-    );
+    test_kit::make_fifo(&fifo);
     fs::File::create(&sparse).unwrap().set_len(8 << 30).unwrap();
     for kind in Kind::ALL {
         for (name, file) in [
