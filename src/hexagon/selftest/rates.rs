@@ -6,8 +6,8 @@
 //! | Q8_0, one row, activations of 8 bits | the weights from memory: 1088 bytes of a tile for 10 packets |
 //! | Q2_K, two rows | the vector threads: 32 to 34 packets for the 336 bytes of a tile |
 //!
-//! What was measured is kept in a file, because a product near the border between two kernels would
-//! else be computed in one way today and in the other way tomorrow, with other digits.
+//! A file keeps both speeds. Without it, a product near the border between two kernels would be
+//! computed in one way today and in the other way tomorrow, with other digits.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
