@@ -13,7 +13,7 @@ from project import LOGS, ROOT, TARGET, cpu_env, run, tool_env
 # What the loop emulates.
 KERNELS = {"rknpu": {"RKNN_LOOP_STRICT": "1"}, "rocket": {"RKNN_LOOP_KERNEL": "rocket"}}
 
-FILES = ["device", "int4", "int8_plain", "packs"]
+FILES = ["device", "int4", "int8_unrotated", "packs"]
 
 # Tests that must have passed, with those of other packages that have files of these names.
 MIN_TESTS = 57
