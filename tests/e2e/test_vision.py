@@ -128,6 +128,22 @@ class Vision(DebianStock):
                         self.assertEqual(set(re.findall(r"## SPLIT #\d+: (\w+)", log)), {HEXAGON_DEVICE})
         self.assertEqual(images, {2})
 
+    def test_an_encoder_has_its_weights_once_where_everything_is_packed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            mmproj = vision_model(Path(folder) / "mmproj.gguf")
+            expected, _ = self.embeddings(mmproj, cpu_env())
+            timeline = Path(folder) / "timeline.json"
+            env = device_env(HEXAGON, GGML_RUST_NPU_TRACE=str(timeline), GGML_RUST_NPU_LOG="debug", GGML_RUST_NPU_REPACK="always")
+            found, log = self.embeddings(mmproj, self.with_plugin(env))
+            products, on_matrix_unit = self.products(timeline, ROWS)
+        error = sum((a - b) ** 2 for a, b in zip(expected, found)) / sum(a * a for a in expected)
+        print(f"NMSE {error:.1e}, {on_matrix_unit} of {products} products on the matrix unit")
+        self.assertLess(error, ERROR)
+        self.assertEqual(on_matrix_unit, products)
+        self.assertNotIn("is packed beside it", log)
+        # Those of two computed operands are the CPU's.
+        self.assertRegex(log, rf"nodes of a graph of {ROWS} rows, in 2 splits; not 2 MUL_MAT ")
+
     def test_the_command_line_describes_an_image(self):
         with tempfile.TemporaryDirectory() as folder:
             mmproj, image = vision_model(Path(folder) / "mmproj.gguf"), Path(folder) / "noise.png"

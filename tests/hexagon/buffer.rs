@@ -8,7 +8,7 @@ use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Tensor, sources};
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::reference;
-use ggml_rust_npu::tensor::{DType, Dequantize};
+use ggml_rust_npu::tensor::{DType, Dequantize, Format};
 use proptest::prelude::*;
 
 use super::common::*;
@@ -350,6 +350,50 @@ fn weights_with_room_are_packed_where_everything_is() {
         let error = reference::nmse(&work.result(), &reference::mul_mat(&act, &w.values, 64));
         assert!(error <= 1e-6, "{error:.2e}");
     }
+}
+
+/// A program that reads its weights back through ggml alone may have them once.
+#[test]
+fn weights_of_an_encoder_take_their_packed_form_alone_where_everything_is_packed() {
+    let options = Options {
+        repack: Repack::Always,
+        ..OPTIONS
+    };
+    let device = device_with(strict(75), options).unwrap();
+    let mut numbers = Numbers::new(23);
+    for (kind, most_error) in [
+        (Kind::F16, 1e-6),
+        // With activations of 8 bits.
+        (Kind::Blocks(Format::Q8_0), 1e-4),
+        (Kind::Blocks(Format::Q4_0), 1e-4),
+    ] {
+        // SigLIP-base.
+        for [k, n] in [[768, 3072], [3072, 768], [768, 576], [768, 96]] {
+            let w = Weight::random(&mut numbers, kind, [k, n, 1, 1]);
+            let tensor = w.tensor(0, Place::Packed);
+            let bytes = w.bytes.len();
+            let allocated = device.packed_bytes(&tensor).max(bytes);
+            assert!(allocated * 100 <= bytes * 105, "{kind:?} {k}x{n}");
+            let buffer = HexBuffer::new(&device, allocated, false).unwrap();
+            let content = Content::Bytes(&w.bytes);
+            buffer.write(&tensor, 0, bytes, content).unwrap();
+            let mut read = vec![0; bytes];
+            buffer.read(&tensor, 0, &mut read).unwrap();
+            assert!(read == w.bytes, "{kind:?} {k}x{n}");
+            if n > 96 {
+                continue;
+            }
+            let act = numbers.floats(k);
+            let work = Work::new(&device, &act, [k, 1, 1, 1], [n, 1, 1, 1], &[]).unwrap();
+            let stream = HexStream::new(Arc::clone(&device));
+            let mut nodes = [work.node(Op::MulMat, tensor, &buffer)];
+            stream.submit(6, &mut nodes).unwrap();
+            assert!(stream.replay(6).is_some(), "{kind:?}: packed at use");
+            let error = reference::nmse(&work.result(), &reference::mul_mat(&act, &w.values, k));
+            assert!(error <= most_error, "{kind:?}: {error:.2e}");
+        }
+    }
+    assert_eq!(device.bytes_beside(), 0);
 }
 
 /// A type whose conversion waits for a product on the same device.
