@@ -172,10 +172,10 @@ variables! {
 
         /// Packs weights when they are loaded, or [at first
         /// use](encoders.md#weights-in-plain-memory) if they lie in plain memory (`weights`), or,
-        /// on Hexagon, at each use (`off`). `always` is for upstream's tests, and for [encoders whose
-        /// weights are to take memory once](encoders.md#weights-in-plain-memory). It puts everything
-        /// into packed memory on Hexagon, where operations that are not multiplications unpack
-        /// their operands first. On Rockchip it has the NPU compute what the CPU computes
+        /// on Hexagon, at each use (`off`). `always` is for upstream's tests, and for [encoders
+        /// whose weights are to take memory once](encoders.md#weights-in-plain-memory). It puts
+        /// everything into packed memory on Hexagon, where operations that are not multiplications
+        /// unpack their operands first. On Rockchip it has the NPU compute what the CPU computes
         /// otherwise: products of operands that are no weights, and attention of a few tokens.
         repack: Repack = Repack::Weights, |text| one_of(&REPACKS, text);
         "GGML_RUST_NPU_REPACK", words(&REPACKS), default "`weights`";
