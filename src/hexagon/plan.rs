@@ -5,7 +5,7 @@ use hexagon_ops::ops::matmul::GemmPlan;
 use hexagon_ops::serve::MAX_CHOICES;
 use hexagon_ops::wire;
 
-use super::layout::{WeightLayout, is_left_unpacked};
+use super::layout::{WeightLayout, is_column, is_left_unpacked};
 use crate::graph::{Op, Operation, Place, Refusal, Role, Tensor};
 use crate::tensor::DType;
 
@@ -77,7 +77,9 @@ pub fn question(
     };
     // The loader asks for plain memory, too; weights that can be packed are to come into memory
     // where they are.
-    let stays_unpacked = weights.place == Place::Device || is_left_unpacked(weights);
+    let stays_unpacked = weights.place == Place::Device
+        || is_left_unpacked(weights)
+        || is_column(weights) && weights.place != Place::Packed;
     if operation.op == Op::MulMat && !packed && !stays_unpacked {
         return Err("weights are not in packed memory");
     }

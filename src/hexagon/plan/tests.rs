@@ -217,6 +217,33 @@ fn what_packed_weights_do_not_take_is_a_product_of_plain_tensors() {
     }
 }
 
+/// The loader asks for packed memory first: the refusal has it load the kernel into plain memory,
+/// where the product with the kernel's other shape takes the matrix unit.
+#[test]
+fn a_kernel_with_one_value_of_k_is_in_plain_memory() {
+    let plan = |place, k| {
+        let w = Tensor {
+            place,
+            ..tensor(DType::F16, [k, 128, 64, 1])
+        };
+        let act = tensor(DType::F32, [k, 4, 64, 1]);
+        let dst = tensor(DType::F32, [128, 4, 64, 1]);
+        let product = operation(Op::MulMat, &[], dst, &[w, act]);
+        question(VTCM_BYTES, &product, true)
+    };
+    assert_eq!(
+        plan(Place::Packed, 1).err(),
+        Some("weights are not in packed memory")
+    );
+    // The loader's question about plain memory is one about memory of the host.
+    for place in [Place::Host, Place::Device, Place::Unknown] {
+        assert!(matches!(plan(place, 1), Ok(Command::Tensor(_))));
+    }
+    assert!(matches!(plan(Place::Packed, 2), Ok(Command::MulMat(..))));
+    let kernel = |k| WeightLayout::new(&tensor(DType::F16, [k, 128, 64, 1]));
+    assert!(kernel(1).is_none() && kernel(2).is_some());
+}
+
 #[test]
 fn operations_reach_their_kernels_with_their_parameters() {
     let f32 = |ne| tensor(DType::F32, ne);

@@ -262,6 +262,8 @@ fn a_weight_is_packed_if_it_has_no_gaps_and_a_buffer_takes_it() {
     let mut apart = w;
     apart.shape.nb[1] += 2;
     assert_eq!(weight_layout(&target, &apart), None);
+    // A kernel of a convolution, which graphs multiply with as a matrix of another shape.
+    assert_eq!(weight_layout(&target, &weights([1, 96, 64, 1])), None);
     // 2 GiB: more than an address space.
     let large = weights([4096, 262_144, 1, 1]);
     assert_eq!(weight_layout(&target, &large), None);
