@@ -23,8 +23,9 @@ def ascii_only():
     return [[vocabulary()["tokenizer.ggml.tokens"].index(f"<0x{byte:02X}>"), False] for byte in range(128, 256)]
 
 
-def write(path, seed, embedding, hidden, heads, layers=2, context=256, window=0):
-    """Writes a llama in F32 to `path`, which is returned; with `window`, a gemma3 whose first layer sees so many tokens."""
+def write(path, seed, embedding, hidden, heads, layers=2, context=256, window=0, sections=()):
+    """Writes a llama in F32 to `path`, which is returned; with `window`, a gemma3 whose first layer sees so many tokens, and
+    with `sections`, a qwen2vl, which rotates so many pairs of a head by each of a token's positions."""
     numbers, tensors = random.Random(seed), {}
     entries = vocabulary()
     words = len(entries["tokenizer.ggml.tokens"])
@@ -59,7 +60,9 @@ def write(path, seed, embedding, hidden, heads, layers=2, context=256, window=0)
     if window:
         sizes |= {"attention.sliding_window": window, "attention.sliding_window_pattern": 2,
                   "attention.key_length": embedding // heads, "attention.value_length": embedding // heads}
-    name = "gemma3" if window else "llama"
+    if sections:
+        sizes["rope.dimension_sections"] = sections
+    name = "gemma3" if window else "qwen2vl" if sections else "llama"
     model_file.write(path, {"general.architecture": name, **{f"{name}.{key}": size for key, size in sizes.items()}, **entries},
                      tensors)
     return path

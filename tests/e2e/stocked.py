@@ -1,6 +1,7 @@
 """What the tests of stock programs share: the plugin, and how to run the programs with it."""
 
 import json
+import math
 import unittest
 
 from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, device_env
@@ -53,11 +54,20 @@ class DebianStock(Stock):
         return done
 
     @staticmethod
-    def products(timeline, rows):
-        """Of the products of at least so many rows on a timeline, the number, and that of those on the matrix unit."""
+    def of_products(timeline, rows):
+        """The unit and the shape of each product of at least so many rows on a timeline."""
         events = json.loads(timeline.read_text(encoding="utf-8"))
         unit = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
         # With what follows it as one command.
-        found = [unit[event["tid"]] for event in events
-                 if event["name"].startswith("MUL_MAT") and int(event["args"]["shape"].split("x")[1]) >= rows]
+        products = (event for event in events if event["name"].startswith("MUL_MAT"))
+        shapes = ((unit[event["tid"]], [int(size) for size in event["args"]["shape"].split("x")]) for event in products)
+        return [(name, shape) for name, shape in shapes if shape[1] >= rows]
+
+    def products(self, timeline, rows):
+        """Of the products of at least so many rows on a timeline, the number, and that of those on the matrix unit."""
+        found = [name for name, _ in self.of_products(timeline, rows)]
         return found.count("host"), found.count("matrix unit")
+
+    def results(self, timeline, rows):
+        """The results of those on the matrix unit, however many commands compute a product."""
+        return sum(math.prod(shape) for name, shape in self.of_products(timeline, rows) if name == "matrix unit")
