@@ -15,6 +15,7 @@ use std::mem::{offset_of, size_of};
 
 pub(crate) mod attr;
 pub mod code;
+pub mod export;
 mod table;
 
 pub use code::error_name;

@@ -32,6 +32,8 @@
 
 use crate::ffi::MatmulType;
 
+mod normal;
+
 /// A chip family with a matmul API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Soc {

@@ -57,3 +57,19 @@ impl<T> Slots<T> {
         *lock(&self.0[slot]) = None;
     }
 }
+
+/// Calls the function of a slot that is known at run time: `$of::<SLOT>()`, which returns `$result`.
+///
+/// # Panics
+/// If there is no such slot.
+#[macro_export]
+macro_rules! of_slot {
+    ($of:ident, $result:ty, $slot:expr) => {
+        $crate::of_slot!(@each $of, $result, $slot,
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31)
+    };
+    (@each $of:ident, $result:ty, $slot:expr, $($number:literal)*) => {{
+        const OF: [fn() -> $result; $crate::slot::SLOTS] = [$($of::<$number>),*];
+        OF[$slot]()
+    }};
+}

@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{MACHINES, MachineState, SLOTS, control, vendor_error};
+use super::{MACHINES, MachineState, control, vendor_error};
 use crate::ffi::{Api, Handle, RemoteArg, Scalars, code};
 use crate::rt::invoke::Call;
 
@@ -225,15 +225,7 @@ fn table<const SLOT: usize>() -> Api {
     }
 }
 
-/// Makes a [`table`] for each slot listed.
-macro_rules! tables {
-    ($($slot:literal)*) => { [$(table::<$slot>),*] };
-}
-
 /// Returns the [`table`] of a slot that is known at run time.
 pub(super) fn of_slot(slot: usize) -> Api {
-    const TABLES: [fn() -> Api; SLOTS] = tables!(
-        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
-    );
-    TABLES[slot]()
+    sim_common::of_slot!(table, Api, slot)
 }

@@ -12,11 +12,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::context::{self, Context};
-use super::{MACHINES, SLOTS, Shared, VERSION};
+use super::{MACHINES, Shared, VERSION};
 use crate::ffi::{
     Api, CoreMask, IoAttr, MatmulCtx, MatmulInfo, MatmulShape, MemSync, QUERY_SDK_VERSION,
     QuantParams, SdkVersion, TensorAttr, TensorMem, code,
 };
+use crate::stream::Arithmetic;
 
 /// Runs the body of a C function: an error becomes its code, a panic `FAIL`.
 fn guarded(body: impl FnOnce() -> Result<(), c_int>) -> c_int {
@@ -105,13 +106,33 @@ unsafe extern "C" fn matmul_set_quant_params(_: MatmulCtx, _: *mut QuantParams) 
 }
 
 unsafe extern "C" fn b_normal_layout_to_native_layout(
-    _: *mut c_void,
-    _: *mut c_void,
-    _: c_int,
-    _: c_int,
-    _: *mut MatmulInfo,
+    input: *mut c_void,
+    output: *mut c_void,
+    k: c_int,
+    n: c_int,
+    info: *mut MatmulInfo,
 ) -> c_int {
-    refused("rknn_B_normal_layout_to_native_layout")
+    guarded(|| {
+        if input.is_null() || output.is_null() {
+            return Err(code::PARAM_INVALID);
+        }
+        // SAFETY: the C contract of `info`.
+        let info = unsafe { read(info) }?;
+        let arithmetic = Arithmetic::of(info.matmul_type).ok_or(code::PARAM_INVALID)?;
+        let b = arithmetic.layout.b;
+        let [k, n] = [k, n].map(|size| usize::try_from(size).unwrap_or(0));
+        if k == 0 || !k.is_multiple_of(b.gk) || n == 0 || !n.is_multiple_of(b.gn) {
+            log::error!("rknn_B_normal_layout_to_native_layout: B has no tiles in K = {k}, N = {n}");
+            return Err(code::PARAM_INVALID);
+        }
+        let bytes = b.normal_bytes(k, n);
+        // SAFETY: the C contract of `input`: K * N elements, a byte each if they have 4 bits.
+        let normal = unsafe { std::slice::from_raw_parts(input.cast::<u8>(), bytes) };
+        let native = b.from_normal([k, n], normal, false);
+        // SAFETY: the C contract of `output`: as large as the native B.
+        unsafe { output.cast::<u8>().copy_from(native.as_ptr(), native.len()) };
+        Ok(())
+    })
 }
 
 unsafe extern "C" fn matmul_set_io_mem(
@@ -210,15 +231,7 @@ fn table<const SLOT: usize>() -> Api {
     }
 }
 
-/// Makes a [`table`] for each slot listed.
-macro_rules! tables {
-    ($($slot:literal)*) => { [$(table::<$slot>),*] };
-}
-
 /// Returns the [`table`] of a slot that is known at run time.
 pub(super) fn of_slot(slot: usize) -> Api {
-    const TABLES: [fn() -> Api; SLOTS] = tables!(
-        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
-    );
-    TABLES[slot]()
+    sim_common::of_slot!(table, Api, slot)
 }

@@ -49,9 +49,14 @@ pub(super) fn create(
         log::error!("rknn_matmul_create: {what}");
         Err(code::PARAM_INVALID)
     };
-    if (info.b_layout, info.ac_layout) != (Layout::NATIVE, Layout::NATIVE) {
-        return refuse("only native layouts are driven directly".into());
+    if info.b_layout != Layout::NATIVE {
+        return refuse("only native B is driven directly".into());
     }
+    let is_row_major = match info.ac_layout {
+        Layout::NATIVE => false,
+        Layout::NORM => true,
+        other => return refuse(format!("there is no layout {} of A and C", other.0)),
+    };
     let symmetric = QuantType::PER_LAYER_SYM;
     if (info.b_quant_type, info.ac_quant_type) != (symmetric, symmetric) {
         return refuse("there are no scales".into());
@@ -73,6 +78,7 @@ pub(super) fn create(
     };
     let [m, k, n] = [info.m, info.k, info.n].map(|size| usize::try_from(size).unwrap_or(0));
     let plan = match Plan::new(arithmetic, [m, k, n]) {
+        Ok(plan) if is_row_major => plan.with_row_major(),
         Ok(plan) => plan,
         Err(outside) => return refuse(outside.to_string()),
     };
@@ -90,7 +96,13 @@ pub(super) fn create(
     let handle = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut contexts = CONTEXTS.write().unwrap_or_else(PoisonError::into_inner);
     contexts.insert(handle, Arc::new(context));
-    Ok((handle, attr::native(&arithmetic.layout, [m, k, n])))
+    let attrs = attr::io(
+        &arithmetic.layout,
+        [m, k, n],
+        info.ac_layout,
+        info.b_layout,
+    );
+    Ok((handle, attrs))
 }
 
 /// Implements `rknn_matmul_destroy`.

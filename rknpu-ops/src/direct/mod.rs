@@ -14,9 +14,11 @@
 //! ```
 //!
 //! Differences from the library that callers may rely on:
-//! - operands are native; other layouts, dynamic shapes and scales are refused with a log line;
-//! - any M and any N that is a multiple of a group of kernels, but K only as far as one pass goes
-//!   ([`crate::stream`]);
+//! - B is native; other layouts of it, dynamic shapes and scales are refused with a log line.
+//!   Row-major A is read by a run, not when it is bound;
+//! - any M and any N that is a multiple of a group of kernels. Sums over a longer K than a task may
+//!   have ([`crate::stream`]) are added up by the CPU, except for results in FP16, which are
+//!   refused;
 //! - `mem_sync` of a view syncs the view;
 //! - an address space has 4 GiB. `rknpu` has one, domain 0; with `rocket` each domain is a separate
 //!   file;

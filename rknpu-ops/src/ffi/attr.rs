@@ -2,22 +2,42 @@
 
 use std::ffi::c_char;
 
-use super::{IoAttr, TensorAttr, TensorType};
+use super::{IoAttr, Layout, TensorAttr, TensorType};
 use crate::layout::{Elem, MatmulLayout};
 
-/// Returns the attributes of native operands of a product of `[m, k, n]`, whose sizes fit into 32
+/// Returns the attributes of the operands of a product of `[m, k, n]`, whose sizes fit into 32
 /// bits.
-pub(crate) fn native(layout: &MatmulLayout, [m, k, n]: [usize; 3]) -> IoAttr {
+///
+/// - `ac`: the layout of A and C; `b`: that of B
+pub(crate) fn io(
+    layout: &MatmulLayout,
+    [m, k, n]: [usize; 3],
+    ac: Layout,
+    b_layout: Layout,
+) -> IoAttr {
     let MatmulLayout { a, b, c, .. } = *layout;
+    let attr_a = |dims: &[usize]| attr(b'A', dims, a.bytes(m, k), a.elem);
+    let attr_b = |dims: &[usize], size| attr(b'B', dims, size, b.elem);
+    let attr_c = |dims: &[usize]| attr(b'C', dims, c.bytes(m, n), c.elem);
+    let (attr_a, attr_c) = if ac == Layout::NATIVE {
+        (attr_a(&a.dims(m, k)), attr_c(&c.dims(m, n)))
+    } else {
+        (attr_a(&[m, k]), attr_c(&[m, n]))
+    };
+    let attr_b = match b_layout {
+        Layout::NATIVE => attr_b(&b.dims(k, n), b.bytes(k, n)),
+        Layout::TP_NORM => attr_b(&[n, k], b.elem.bytes(k * n)),
+        _ => attr_b(&[k, n], b.elem.bytes(k * n)),
+    };
     IoAttr {
-        a: attr(b'A', &a.dims(m, k), a.bytes(m, k), a.elem),
-        b: attr(b'B', &b.dims(k, n), b.bytes(k, n), b.elem),
-        c: attr(b'C', &c.dims(m, n), c.bytes(m, n), c.elem),
+        a: attr_a,
+        b: attr_b,
+        c: attr_c,
     }
 }
 
 /// Returns the attribute of one tensor.
-pub(crate) fn attr(name: u8, dims: &[usize], size: usize, elem: Elem) -> TensorAttr {
+fn attr(name: u8, dims: &[usize], size: usize, elem: Elem) -> TensorAttr {
     // Callers have refused larger numbers.
     let to_u32 = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let mut attr = TensorAttr {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::context::{self, MatmulContext, TensorName};
 use super::domain::Attached;
 use super::traffic::{Alone, UnderWay};
-use super::{ChipState, MACHINES, SLOTS, compute, profile, vendor_error};
+use super::{ChipState, MACHINES, profile, vendor_error};
 use crate::ffi::{
     Api, CoreMask, IoAttr, MAX_DYNAMIC_SHAPES, MatmulCtx, MatmulInfo, MatmulShape, MemSync,
     QUERY_SDK_VERSION, QuantParams, SdkVersion, TensorAttr, TensorMem, code,
@@ -190,17 +190,17 @@ unsafe extern "C" fn b_normal_layout_to_native_layout<const SLOT: usize>(
         let info = unsafe { read(info) }?;
         let layout = profile::check_info(&state.options, &info)?.layout;
         let shape = profile::check_shape(&state.options, &layout, MatmulShape { m: 1, k, n })?;
-        let in_len = compute::norm_b_bytes(&layout, shape);
+        let in_len = layout.b.normal_bytes(shape.k, shape.n);
         // SAFETY: the C contract of `input`: K * N elements, a byte each if they have 4 bits.
         let norm = unsafe { std::slice::from_raw_parts(input.cast::<u8>(), in_len) };
-        let native = compute::native_b(&layout, shape, norm, false);
+        let native = layout.b.from_normal([shape.k, shape.n], norm, false);
         // SAFETY: the C contract of `output`: as large as the native B.
         unsafe { output.cast::<u8>().copy_from(native.as_ptr(), native.len()) };
         Ok(())
     })
 }
 
-pub(super) unsafe extern "C" fn matmul_set_dynamic_shape(
+unsafe extern "C" fn matmul_set_dynamic_shape(
     ctx: MatmulCtx,
     shape: *mut MatmulShape,
 ) -> c_int {
@@ -211,7 +211,7 @@ pub(super) unsafe extern "C" fn matmul_set_dynamic_shape(
     })
 }
 
-pub(super) unsafe extern "C" fn matmul_set_io_mem(
+unsafe extern "C" fn matmul_set_io_mem(
     ctx: MatmulCtx,
     mem: *mut TensorMem,
     attr: *mut TensorAttr,
@@ -232,11 +232,11 @@ pub(super) unsafe extern "C" fn matmul_set_io_mem(
     })
 }
 
-pub(super) unsafe extern "C" fn matmul_set_core_mask(ctx: MatmulCtx, mask: CoreMask) -> c_int {
+unsafe extern "C" fn matmul_set_core_mask(ctx: MatmulCtx, mask: CoreMask) -> c_int {
     guarded(|| entered(ctx, "rknn_matmul_set_core_mask")?.set_core_mask(mask))
 }
 
-pub(super) unsafe extern "C" fn matmul_set_quant_params(
+unsafe extern "C" fn matmul_set_quant_params(
     ctx: MatmulCtx,
     params: *mut QuantParams,
 ) -> c_int {
@@ -272,7 +272,7 @@ pub(super) unsafe extern "C" fn matmul_set_quant_params(
     })
 }
 
-pub(super) unsafe extern "C" fn matmul_run(ctx: MatmulCtx) -> c_int {
+unsafe extern "C" fn matmul_run(ctx: MatmulCtx) -> c_int {
     guarded(|| {
         let context = running(ctx, "rknn_matmul_run")?;
         let under_way = UnderWay::begin(&context.state.traffic)?;
@@ -282,14 +282,14 @@ pub(super) unsafe extern "C" fn matmul_run(ctx: MatmulCtx) -> c_int {
     })
 }
 
-pub(super) unsafe extern "C" fn matmul_destroy(ctx: MatmulCtx) -> c_int {
+unsafe extern "C" fn matmul_destroy(ctx: MatmulCtx) -> c_int {
     guarded(|| {
         let _entered = entered(ctx, "rknn_matmul_destroy")?;
         context::destroy(ctx)
     })
 }
 
-pub(super) unsafe extern "C" fn create_mem(ctx: MatmulCtx, size: u32) -> *mut TensorMem {
+unsafe extern "C" fn create_mem(ctx: MatmulCtx, size: u32) -> *mut TensorMem {
     guarded_mem(|| {
         let context = entered(ctx, "rknn_create_mem")?;
         let domain = context.domain().ok_or(code::FAIL)?;
@@ -298,7 +298,7 @@ pub(super) unsafe extern "C" fn create_mem(ctx: MatmulCtx, size: u32) -> *mut Te
     })
 }
 
-pub(super) unsafe extern "C" fn create_mem_from_fd(
+unsafe extern "C" fn create_mem_from_fd(
     ctx: MatmulCtx,
     fd: i32,
     virt: *mut c_void,
@@ -313,7 +313,7 @@ pub(super) unsafe extern "C" fn create_mem_from_fd(
     })
 }
 
-pub(super) unsafe extern "C" fn destroy_mem(ctx: MatmulCtx, mem: *mut TensorMem) -> c_int {
+unsafe extern "C" fn destroy_mem(ctx: MatmulCtx, mem: *mut TensorMem) -> c_int {
     guarded(|| {
         let context = entered(ctx, "rknn_destroy_mem")?;
         if mem.is_null() {
@@ -325,7 +325,7 @@ pub(super) unsafe extern "C" fn destroy_mem(ctx: MatmulCtx, mem: *mut TensorMem)
     })
 }
 
-pub(super) unsafe extern "C" fn mem_sync(
+unsafe extern "C" fn mem_sync(
     ctx: MatmulCtx,
     mem: *mut TensorMem,
     mode: MemSync,
@@ -345,7 +345,7 @@ pub(super) unsafe extern "C" fn mem_sync(
     })
 }
 
-pub(super) unsafe extern "C" fn query(
+unsafe extern "C" fn query(
     ctx: MatmulCtx,
     command: c_int,
     info: *mut c_void,
@@ -389,15 +389,7 @@ fn table<const SLOT: usize>() -> Api {
     }
 }
 
-/// Makes a [`table`] for each slot listed.
-macro_rules! tables {
-    ($($slot:literal)*) => { [$(table::<$slot>),*] };
-}
-
 /// Returns the [`table`] of a slot that is known at run time.
 pub(super) fn of_slot(slot: usize) -> Api {
-    const TABLES: [fn() -> Api; SLOTS] = tables!(
-        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
-    );
-    TABLES[slot]()
+    sim_common::of_slot!(table, Api, slot)
 }

@@ -239,44 +239,6 @@ pub(super) fn native_a(layout: &MatmulLayout, shape: Dims, norm: &[u8]) -> Vec<u
     out
 }
 
-/// Returns the bytes of a row-major B whose 4-bit elements take a byte each.
-pub(super) fn norm_b_bytes(layout: &MatmulLayout, shape: Dims) -> usize {
-    shape.k * shape.n * loose_bytes(layout.b.elem)
-}
-
-/// Converts row-major B, `[K, N]` or transposed `[N, K]`, 4-bit elements a byte each, to its native
-/// layout.
-pub(super) fn native_b(
-    layout: &MatmulLayout,
-    shape: Dims,
-    norm: &[u8],
-    transposed: bool,
-) -> Vec<u8> {
-    let Dims { k, n, .. } = shape;
-    let b = layout.b;
-    let size = loose_bytes(b.elem);
-    let mut out = vec![0; b.bytes(k, n)];
-    for (i, element) in norm.chunks_exact(size).enumerate() {
-        let (ki, ni) = if transposed {
-            (i % k, i / k)
-        } else {
-            (i / n, i % n)
-        };
-        let index = b.index(ki, ni, k, n);
-        if b.elem == Elem::I4 {
-            out[index / 2] |= (element[0] & 0xf) << (index % 2 * 4);
-        } else {
-            out[index * size..][..size].copy_from_slice(element);
-        }
-    }
-    out
-}
-
-/// Returns the bytes of an element that stands alone.
-fn loose_bytes(elem: Elem) -> usize {
-    elem.bytes(1)
-}
-
 /// Returns the two 4-bit elements of a byte, low nibble first.
 fn nibbles(byte: u8) -> [i8; 2] {
     [(byte << 4).cast_signed() >> 4, byte.cast_signed() >> 4]

@@ -18,7 +18,9 @@ use super::run::{Operand, RunRequest};
 use super::tensor_mem::{DOMAINS, MemoryRange};
 use super::traffic::UnderWay;
 use super::{ChipState, WrongRows, compute, lock, vendor_error};
-use crate::ffi::{CoreMask, IoAttr, Layout, MatmulCtx, MatmulInfo, MatmulShape, TensorMem, code};
+use crate::ffi::{
+    CoreMask, IoAttr, Layout, MatmulCtx, MatmulInfo, MatmulShape, TensorMem, attr, code,
+};
 use crate::layout::Elem;
 
 /// One of the three tensors.
@@ -77,6 +79,16 @@ pub(super) struct MatmulContext {
 static CONTEXTS: RwLock<BTreeMap<MatmulCtx, Arc<MatmulContext>>> = RwLock::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(0x5_1b00_0001);
 
+/// Returns the attributes of the three tensors of a shape.
+fn io_attr(accepted: &Accepted, Dims { m, k, n }: Dims) -> IoAttr {
+    let ac = if accepted.native_ac {
+        Layout::NATIVE
+    } else {
+        Layout::NORM
+    };
+    attr::io(&accepted.layout, [m, k, n], ac, accepted.b_layout)
+}
+
 /// Returns the context with a handle; handles of all machines are distinct and never used again.
 pub(super) fn find(handle: MatmulCtx) -> Option<Arc<MatmulContext>> {
     let contexts = CONTEXTS.read().unwrap_or_else(PoisonError::into_inner);
@@ -112,7 +124,7 @@ pub(super) fn create(
     }
     let attrs = shapes
         .iter()
-        .map(|shape| profile::io_attr(&accepted, *shape))
+        .map(|shape| io_attr(&accepted, *shape))
         .collect();
     let context = MatmulContext {
         state: Arc::clone(state),
@@ -175,7 +187,7 @@ impl MatmulContext {
         }
         let mut settings = lock(&self.settings);
         let shape = self.shapes[settings.shape];
-        let attrs = profile::io_attr(&self.accepted, shape);
+        let attrs = io_attr(&self.accepted, shape);
         let want = match tensor {
             TensorName::A => attrs.a.size,
             TensorName::B => attrs.b.size,
@@ -212,9 +224,8 @@ impl MatmulContext {
             }
             TensorName::B => {
                 let transposed = self.accepted.b_layout == Layout::TP_NORM;
-                settings.b = Some(copy(&|norm| {
-                    compute::native_b(layout, shape, norm, transposed)
-                })?);
+                let size = [shape.k, shape.n];
+                settings.b = Some(copy(&|norm| layout.b.from_normal(size, norm, transposed))?);
             }
             TensorName::C => settings.c = Some(region),
         }

@@ -1,5 +1,4 @@
-//! Rules of a chip's library: the checks of `rknn_matmul_create`, and the attributes that it
-//! reports.
+//! Rules of a chip's library: the checks of `rknn_matmul_create`.
 //!
 //! Log texts are the strings of librknnrt 2.3.2 where it has one. Which return code belongs to
 //! which text is not documented, and `PARAM_INVALID` is assumed.
@@ -7,8 +6,7 @@
 use std::ffi::c_int;
 
 use super::{Options, vendor_error};
-use crate::ffi::attr::attr;
-use crate::ffi::{IoAttr, Layout, MatmulInfo, MatmulShape, MatmulType, QuantType, code};
+use crate::ffi::{Layout, MatmulInfo, MatmulShape, MatmulType, QuantType, code};
 use crate::layout::{Elem, MatmulLayout, Soc};
 
 /// A shape that passed the checks.
@@ -180,30 +178,6 @@ pub(super) fn check_shape(
 /// SOURCE: one open backend reports it for FP16 with 16384 < K < 18432 on RK3588, librknnrt 2.3.2.
 pub(super) fn ends_the_process(soc: Soc, layout: &MatmulLayout, shape: Dims) -> bool {
     soc == Soc::Rk3588 && layout.a.elem == Elem::F16 && (16385..18432).contains(&shape.k)
-}
-
-/// Returns the attributes of the three tensors of a shape.
-pub(super) fn io_attr(accepted: &Accepted, shape: Dims) -> IoAttr {
-    let Dims { m, k, n } = shape;
-    let MatmulLayout { a, b, c, .. } = accepted.layout;
-    let attr_a = |dims: &[usize]| attr(b'A', dims, a.bytes(m, k), a.elem);
-    let attr_b = |dims: &[usize], size| attr(b'B', dims, size, b.elem);
-    let attr_c = |dims: &[usize]| attr(b'C', dims, c.bytes(m, n), c.elem);
-    let (attr_a, attr_c) = if accepted.native_ac {
-        (attr_a(&a.dims(m, k)), attr_c(&c.dims(m, n)))
-    } else {
-        (attr_a(&[m, k]), attr_c(&[m, n]))
-    };
-    let attr_b = match accepted.b_layout {
-        Layout::NATIVE => attr_b(&b.dims(k, n), b.bytes(k, n)),
-        Layout::TP_NORM => attr_b(&[n, k], b.elem.bytes(k * n)),
-        _ => attr_b(&[k, n], b.elem.bytes(k * n)),
-    };
-    IoAttr {
-        a: attr_a,
-        b: attr_b,
-        c: attr_c,
-    }
 }
 
 /// Returns the vendor's name of a matmul type, for log texts.

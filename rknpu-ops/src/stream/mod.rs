@@ -5,6 +5,7 @@
 //! C[M,N] = A[M,K] * B[K,N]
 //!    |
 //! [tile]      cuts it into tasks, each inside of what is known to run on boards
+//! [cube]      copies operands and results that tasks cannot reach where they are
 //! [envelope]  says what that is, and refuses the rest by name
 //! [task]      one task: a convolution with a kernel of 1 x 1, as the values of all registers
 //! [register]  the registers; a word writes one of them: target << 48 | value << 16 | offset
@@ -31,6 +32,7 @@
 //! happyme531, whose programs compute right products on boards; where they leave a choice, all of
 //! them agree with the values here.
 
+mod cube;
 mod envelope;
 mod register;
 mod task;

@@ -12,7 +12,13 @@
 //! ```
 //!
 //! If rows are a multiple of 4 and fit into one tile, native A is the only cube, and nothing is
-//! copied.
+//! copied ([`super::cube`] has the copies). Row-major A and C are copied into and out of cubes.
+//!
+//! A longer K than a task may have is cut into passes. Each pass writes separate cubes of C, which
+//! are added up when they are copied. Native B is linear along K only within a group of columns, so
+//! a task of such a pass has one group.
+
+use std::ops::Range;
 
 use super::envelope::{
     self, COLUMNS_OF_COLUMN, COLUMNS_OF_LINE, FEATURE_BANKS_OF_LINE, K_MAX_OF_LINE, Outside,
@@ -25,14 +31,18 @@ use crate::layout::Elem;
 /// A product, cut into tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    arithmetic: Arithmetic,
-    m: usize,
-    k: usize,
-    n: usize,
+    pub(super) arithmetic: Arithmetic,
+    pub(super) m: usize,
+    pub(super) k: usize,
+    pub(super) n: usize,
     /// Tasks are parts of native A and C, not cubes.
     in_lines: bool,
+    /// A and C of the caller are row-major.
+    pub(super) is_row_major: bool,
     row_step: usize,
     column_step: usize,
+    /// Elements of K of a task at most.
+    pass_step: usize,
 }
 
 /// Rows that tasks compute together.
@@ -54,7 +64,8 @@ impl Plan {
     /// Cuts a product of `[m, k, n]` with native operands.
     ///
     /// # Errors
-    /// The rule that no cut can keep: K too long, or K or N no multiple of what a tile has.
+    /// The rule that no cut can keep: K or N no multiple of what a tile has, or K too long for
+    /// results in FP16, which are not added up.
     pub fn new(arithmetic: Arithmetic, [m, k, n]: [usize; 3]) -> Result<Self, Outside> {
         let layout = arithmetic.layout;
         let in_lines = (layout.a.elem, layout.c.elem) == (Elem::I8, Elem::I32);
@@ -64,7 +75,7 @@ impl Plan {
         } else {
             envelope::k_max_of_column(layout.a.elem)
         };
-        if !(1..=k_max).contains(&k) {
+        if k == 0 || k > k_max && layout.c.elem == Elem::F16 {
             return refuse(Rule::K, k, k_max);
         }
         if !k.is_multiple_of(layout.k_align) {
@@ -76,10 +87,13 @@ impl Plan {
         if m == 0 {
             return refuse(Rule::Rows, m, usize::MAX);
         }
+        let piece = k.min(layout.b.split_k);
+        let pass_step = k_max.min(piece);
+        let columns = if pass_step == piece { n } else { layout.b.gn };
         let (row_step, column_step) = if in_lines {
-            steps_of_lines(m, k, n)
+            steps_of_lines(m, pass_step, columns)
         } else {
-            steps_of_columns(arithmetic, [m, k, n])
+            steps_of_columns(arithmetic, [m, pass_step, columns])
         };
         Ok(Self {
             arithmetic,
@@ -87,16 +101,42 @@ impl Plan {
             k,
             n,
             in_lines,
+            is_row_major: false,
             row_step,
             column_step,
+            pass_step,
         })
+    }
+
+    /// Returns the same product with row-major A and C, which are copied.
+    #[must_use]
+    pub fn with_row_major(self) -> Self {
+        Self {
+            is_row_major: true,
+            ..self
+        }
+    }
+
+    /// Returns the ranges of K that tasks add up.
+    fn passes(self) -> impl Iterator<Item = Range<usize>> {
+        let piece = self.arithmetic.layout.b.split_k;
+        (0..self.k).step_by(piece).flat_map(move |start| {
+            let end = self.k.min(start + piece);
+            let firsts = (start..end).step_by(self.pass_step);
+            firsts.map(move |first| first..end.min(first + self.pass_step))
+        })
+    }
+
+    pub(super) fn pass_count(&self) -> usize {
+        self.passes().count()
     }
 
     /// Returns `true` if tasks read native A and write native C where they are; else
     /// [`Self::row_tiles`] are cubes, which the caller fills and empties.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
-        self.in_lines || self.row_step == self.m
+        let is_one_cube = self.in_lines || self.row_step == self.m;
+        is_one_cube && !self.is_row_major && self.pass_count() == 1
     }
 
     /// Returns the tiles of rows, from the first row to the last.
@@ -124,7 +164,7 @@ impl Plan {
         })
     }
 
-    /// Returns the bytes of native A, B and C.
+    /// Returns the bytes of A, B and C; row-major operands have as many as native ones.
     #[must_use]
     pub fn native_bytes(&self) -> [usize; 3] {
         let layout = self.arithmetic.layout;
@@ -140,83 +180,73 @@ impl Plan {
     pub fn cube_bytes(&self) -> [usize; 2] {
         let rows = self.m.next_multiple_of(4);
         let layout = self.arithmetic.layout;
-        [layout.a.bytes(rows, self.k), layout.c.bytes(rows, self.n)]
+        let pass = self.c_bytes_of_pass();
+        [layout.a.bytes(rows, self.k), self.pass_count() * pass]
     }
 
-    /// Copies the rows of native A into its cubes. Rows that fill a cube up keep what they have.
-    ///
-    /// # Panics
-    /// If a length is not that of the layout or of [`Self::cube_bytes`].
-    pub fn fill_cubes(&self, native: &[u8], cubes: &mut [u8]) {
-        let bytes = self.arithmetic.layout.a.bytes(self.m, self.k);
-        assert_eq!(native.len(), bytes, "native A");
-        assert_eq!(cubes.len(), self.cube_bytes()[0], "cubes of A");
-        let surfaces = bytes / (ATOM_BYTES * self.m);
-        for tile in self.row_tiles() {
-            for surface in 0..surfaces {
-                let from = ATOM_BYTES * (surface * self.m + tile.first);
-                let to = tile.a + ATOM_BYTES * surface * tile.all_rows;
-                let bytes = ATOM_BYTES * tile.rows;
-                cubes[to..][..bytes].copy_from_slice(&native[from..][..bytes]);
-            }
-        }
-    }
-
-    /// Copies the rows of the cubes of C into native C.
-    ///
-    /// # Panics
-    /// If a length is not that of the layout or of [`Self::cube_bytes`].
-    pub fn empty_cubes(&self, cubes: &[u8], native: &mut [u8]) {
-        let bytes = self.arithmetic.layout.c.bytes(self.m, self.n);
-        assert_eq!(native.len(), bytes, "native C");
-        assert_eq!(cubes.len(), self.cube_bytes()[1], "cubes of C");
-        let surfaces = bytes / (ATOM_BYTES * self.m);
-        for tile in self.row_tiles() {
-            for surface in 0..surfaces {
-                let from = tile.c + ATOM_BYTES * surface * tile.all_rows;
-                let to = ATOM_BYTES * (surface * self.m + tile.first);
-                let bytes = ATOM_BYTES * tile.rows;
-                native[to..][..bytes].copy_from_slice(&cubes[from..][..bytes]);
-            }
-        }
+    /// Returns the bytes that the cubes of C of a pass have.
+    pub(super) fn c_bytes_of_pass(&self) -> usize {
+        let rows = self.m.next_multiple_of(4);
+        self.arithmetic.layout.c.bytes(rows, self.n)
     }
 
     /// Returns the number of tasks.
     #[must_use]
     pub fn task_count(&self) -> usize {
-        self.m.div_ceil(self.row_step) * self.n.div_ceil(self.column_step)
+        self.pass_count() * self.m.div_ceil(self.row_step) * self.n.div_ceil(self.column_step)
     }
 
     /// Returns the tasks, for operands at these device addresses: A and C native, or their cubes.
     ///
     /// The addresses of the operands' ends fit into 32 bits.
-    pub fn tasks(self, [a, b, c]: [u32; 3]) -> impl Iterator<Item = Task> {
-        let layout = self.arithmetic.layout;
-        self.row_tiles().flat_map(move |tile| {
-            (0..self.n).step_by(self.column_step).map(move |first| {
-                let rows = if self.in_lines {
-                    tile.rows
-                } else {
-                    tile.all_rows
-                };
-                Task {
-                    arithmetic: self.arithmetic,
-                    family: match (self.in_lines, rows == tile.all_rows) {
-                        (false, _) => Family::Column,
-                        (true, true) => Family::Line,
-                        (true, false) => Family::Part,
-                    },
-                    rows,
-                    all_rows: tile.all_rows,
-                    k: self.k,
-                    columns: self.column_step.min(self.n - first),
-                    all_columns: self.n,
-                    a: at(a, tile.a),
-                    b: at(b, layout.b.bytes(self.k, first)),
-                    c: at(c, tile.c + first / layout.c.t * ATOM_BYTES * tile.all_rows),
-                }
+    pub fn tasks(self, addresses: [u32; 3]) -> impl Iterator<Item = Task> {
+        self.passes().enumerate().flat_map(move |(pass, range)| {
+            let c = pass * self.c_bytes_of_pass();
+            self.row_tiles().flat_map(move |tile| {
+                let range = range.clone();
+                (0..self.n)
+                    .step_by(self.column_step)
+                    .map(move |first| self.task(addresses, c, range.clone(), tile, first))
             })
         })
+    }
+
+    /// Returns the task of a tile that starts at column `first`.
+    fn task(
+        self,
+        [a, b, c]: [u32; 3],
+        c_of_pass: usize,
+        range: Range<usize>,
+        tile: RowTile,
+        first: usize,
+    ) -> Task {
+        let layout = self.arithmetic.layout;
+        let rows = if self.in_lines {
+            tile.rows
+        } else {
+            tile.all_rows
+        };
+        let surfaces = range.start / layout.a.s;
+        let element_of_b = layout.b.index(range.start, first, self.k, self.n);
+        Task {
+            arithmetic: self.arithmetic,
+            family: match (self.in_lines, rows == tile.all_rows) {
+                (false, _) => Family::Column,
+                (true, true) => Family::Line,
+                (true, false) => Family::Part,
+            },
+            rows,
+            all_rows: tile.all_rows,
+            k: range.len(),
+            columns: self.column_step.min(self.n - first),
+            all_columns: self.n,
+            a: at(a, tile.a + surfaces * tile.all_rows * ATOM_BYTES),
+            b: at(b, layout.b.elem.bytes(element_of_b)),
+            c: at(
+                c,
+                c_of_pass + tile.c + first / layout.c.t * ATOM_BYTES * tile.all_rows,
+            ),
+        }
     }
 }
 

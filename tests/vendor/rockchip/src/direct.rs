@@ -16,7 +16,7 @@ use ggml_rust_npu::rockchip::driver::lock::Nodes;
 use ggml_rust_npu::rockchip::{RkDevice, selftest};
 use memmap2::{MmapOptions, MmapRaw};
 use rknpu_ops::direct::node::{self, Link, Node};
-use rknpu_ops::ffi::MatmulType;
+use rknpu_ops::ffi::{Layout, MatmulType};
 use rknpu_ops::layout::Soc;
 use rknpu_ops::sim;
 use test_kit::Numbers;
@@ -186,11 +186,29 @@ fn compare_with_stand_in(rknn: &Arc<Rknn>) {
         (MatmulType::I4_I4_I16, [6, 576, 128]),
         // 4097 tasks: two jobs.
         (MatmulType::F16_F16_F32, [1, 32, 4097 * 256]),
+        // Several passes over K; that of INT8 is one of the two parts in which native B lies.
+        (MatmulType::I8_I8_I32, [5, 8192 + 96, 64]),
+        (MatmulType::I4_I4_I16, [3, 4096, 128]),
     ] {
-        let operands = Operands::random(matmul_type, shape, &mut numbers);
-        let (have, want) = (operands.of_library(rknn), operands.of_library(&stand_in));
-        assert!(have == want, "matmul type {}, {shape:?}", matmul_type.0);
+        let mut operands = Operands::random(matmul_type, shape, &mut numbers);
+        for ac_layout in [Layout::NATIVE, Layout::NORM] {
+            operands.ac_layout = ac_layout;
+            let (have, want) = (operands.of_library(rknn), operands.of_library(&stand_in));
+            let name = format!("matmul type {}, {shape:?}, layout {}", matmul_type.0, ac_layout.0);
+            assert!(have == want, "{name}");
+        }
     }
+    // The sum of two passes is rounded once more.
+    let operands = Operands::random(MatmulType::F16_F16_F32, [3, 4096 + 64, 64], &mut numbers);
+    let floats = |rknn: &Arc<Rknn>| -> Vec<f32> {
+        let bytes = operands.of_library(rknn);
+        let values = bytes.as_chunks::<4>().0.iter();
+        values.map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    };
+    let (have, want) = (floats(rknn), floats(&stand_in));
+    let want: Vec<f64> = want.into_iter().map(f64::from).collect();
+    let error = ggml_rust_npu::reference::nmse(&have, &want);
+    assert!(error < 1e-12 && have.len() == 3 * 64, "{error:e}");
 }
 
 #[test]

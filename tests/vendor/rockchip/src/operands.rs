@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use ggml_rust_npu::error::{Error, Result};
 use ggml_rust_npu::rockchip::driver::{Context, Memory, Rknn, RunOperands};
-use rknpu_ops::ffi::{MatmulInfo, MatmulType};
+use rknpu_ops::ffi::{Layout, MatmulInfo, MatmulType};
 use rknpu_ops::layout::Elem;
 use rknpu_ops::stream::Arithmetic;
 use test_kit::Numbers;
 
-/// Operands of a product, native.
+/// Operands of a product. B is native.
 pub struct Operands {
     pub matmul_type: MatmulType,
+    /// The layout of A and C.
+    pub ac_layout: Layout,
     pub arithmetic: Arithmetic,
     pub shape: [usize; 3],
     pub a: Vec<u8>,
@@ -34,6 +36,7 @@ impl Operands {
         let (a, b) = (bytes(layout.a.bytes(m, k)), bytes(layout.b.bytes(k, n)));
         Self {
             matmul_type,
+            ac_layout: Layout::NATIVE,
             arithmetic,
             shape,
             a,
@@ -41,7 +44,7 @@ impl Operands {
         }
     }
 
-    /// Returns native C, as a library computes it on its first core.
+    /// Returns C, as a library computes it on its first core.
     pub fn of_library(&self, rknn: &Arc<Rknn>) -> Vec<u8> {
         self.try_of_library(rknn).unwrap()
     }
@@ -62,6 +65,7 @@ impl Operands {
         let [m, k, n] = self.shape.map(|size| i32::try_from(size).unwrap());
         let mut info = MatmulInfo::native(self.matmul_type, m, k, n);
         info.iommu_domain_id = space;
+        info.ac_layout = self.ac_layout;
         let context = || Context::new(rknn, info, None);
         let anchor = Arc::new(context()?);
         let memory = |bytes: &[u8]| {
