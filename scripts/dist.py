@@ -38,6 +38,8 @@ NATIVE = f"{platform.machine()}-unknown-linux-gnu"
 DSP_LIBRARIES = ["v68", "v69", "v73", "v73q", "v75", "v79", "v81"]
 
 PACKAGES = ["ggml-rust-npu", "ggml-rust-npu-plugin", "ggml-npu"]
+# librknpu_matmul.so, for the boards with an RK3588 alone.
+BOARD_TARGET, BOARD_PACKAGE = "aarch64-unknown-linux-gnu", "rknpu-matmul"
 
 # Of Ubuntu 22.04 and Debian 12 on boards.
 NEWEST_GLIBC = (2, 34)
@@ -104,6 +106,8 @@ def has_linker(target):
 
 
 def packages_of(target):
+    if target == BOARD_TARGET:
+        return [*PACKAGES, BOARD_PACKAGE]
     return PACKAGES if has_linker(target) else PACKAGES[:1]
 
 
@@ -226,7 +230,11 @@ def fill(folder, target):
         put(library, folder / "lib" / library.name)
     check_paths(archive)
     if has_linker(target):
-        for name, place in {"libggml_rust_npu_plugin.so": "lib/libggml-rust_npu.so", "ggml-npu": "bin/ggml-npu"}.items():
+        places = {"libggml_rust_npu_plugin.so": "lib/libggml-rust_npu.so", "ggml-npu": "bin/ggml-npu"}
+        if target == BOARD_TARGET:
+            # Not beside the plugin: packages and install.sh take all that is there.
+            places["librknpu_matmul.so"] = "rockchip/librknpu_matmul.so"
+        for name, place in places.items():
             check_binary(release / name)
             put(release / name, folder / place)
             # Names of modules are in the list of symbols only.

@@ -74,6 +74,7 @@ class Ndk(Case):
             os.environ.pop("ANDROID_NDK_HOME", None)
             self.assertFalse(dist.has_linker(dist.ANDROID))
             self.assertTrue(dist.has_linker(dist.TARGETS[0]))
+            self.assertEqual(dist.packages_of(dist.BOARD_TARGET), [*dist.PACKAGES, "rknpu-matmul"])
             self.assertEqual(dist.packages_of(dist.ANDROID), ["ggml-rust-npu"])
             os.environ["ANDROID_NDK_HOME"] = "/ndk"
             self.assertEqual(dist.packages_of(dist.ANDROID), dist.PACKAGES)
