@@ -58,7 +58,8 @@ impl<T> Slots<T> {
     }
 }
 
-/// Calls the function of a slot that is known at run time: `$of::<SLOT>()`, which returns `$result`.
+/// Calls the function of a slot that is known at run time: `$of::<SLOT>()`, which returns
+/// `$result`.
 ///
 /// # Panics
 /// If there is no such slot.

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rknpu_ops::direct::{self, node::Node};
+use rknpu_ops::direct::{self, node::Node, question::Answer};
 use rknpu_ops::ffi::{self, Api, CoreMask, IoAttr, MatmulCtx, MatmulInfo, SdkVersion, TensorAttr};
 use rknpu_ops::layout::MatmulLayout;
 use rknpu_ops::sim;
@@ -148,6 +148,21 @@ impl Rknn {
             Provider::StandIn(machine) => Some(machine),
             Provider::Library(_) | Provider::Direct(_) => None,
         }
+    }
+
+    /// Asks the NPU what public sources leave open about command streams, if no library of the
+    /// vendor's is involved. To be called in a turn.
+    ///
+    /// # Errors
+    /// The driver's, in words, if it has no memory.
+    #[must_use]
+    pub fn direct_answers(&self) -> Option<Result<Vec<Answer>>> {
+        let Provider::Direct(machine) = &self.provider else {
+            return None;
+        };
+        Some(machine.answers().map_err(|error| Error::Direct {
+            reason: error.to_string(),
+        }))
     }
 
     /// Returns the number of address spaces, if no library of the vendor's is involved.

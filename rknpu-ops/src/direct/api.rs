@@ -122,7 +122,9 @@ unsafe extern "C" fn b_normal_layout_to_native_layout(
         let b = arithmetic.layout.b;
         let [k, n] = [k, n].map(|size| usize::try_from(size).unwrap_or(0));
         if k == 0 || !k.is_multiple_of(b.gk) || n == 0 || !n.is_multiple_of(b.gn) {
-            log::error!("rknn_B_normal_layout_to_native_layout: B has no tiles in K = {k}, N = {n}");
+            log::error!(
+                "rknn_B_normal_layout_to_native_layout: B has no tiles in K = {k}, N = {n}"
+            );
             return Err(code::PARAM_INVALID);
         }
         let bytes = b.normal_bytes(k, n);
@@ -184,7 +186,8 @@ unsafe extern "C" fn create_mem_from_fd(
 ) -> *mut TensorMem {
     guarded_mem(|| {
         let context = of_context(ctx)?;
-        (context.shared.memories).view(descriptor, start, bytes, offset)
+        let driver = &context.space.driver;
+        (context.shared.memories).view(driver, descriptor, start, bytes, offset)
     })
 }
 

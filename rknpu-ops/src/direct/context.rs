@@ -96,12 +96,7 @@ pub(super) fn create(
     let handle = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut contexts = CONTEXTS.write().unwrap_or_else(PoisonError::into_inner);
     contexts.insert(handle, Arc::new(context));
-    let attrs = attr::io(
-        &arithmetic.layout,
-        [m, k, n],
-        info.ac_layout,
-        info.b_layout,
-    );
+    let attrs = attr::io(&arithmetic.layout, [m, k, n], info.ac_layout, info.b_layout);
     Ok((handle, attrs))
 }
 

@@ -4,10 +4,12 @@
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use memmap2::MmapRaw;
+
+use super::node::Kernel;
 
 /// Bytes of a page.
 const PAGE_BYTES: usize = 4096;
@@ -47,6 +49,12 @@ pub struct Job<'a> {
 
 /// An open file of a kernel's driver, which has one address space of the device.
 pub trait Driver: Debug + Send + Sync {
+    /// Returns which driver it is.
+    fn kernel(&self) -> Kernel;
+
+    /// Returns in words whether the address spaces that it offers by number are separate.
+    fn spaces(&self) -> String;
+
     /// Returns the driver's version, as users see it: such as `0.9.8`, or `rocket`.
     fn version_text(&self) -> String;
 
@@ -65,6 +73,12 @@ pub trait Driver: Debug + Send + Sync {
     /// # Errors
     /// The driver's, or `OutOfMemory` if the device cannot address it.
     fn create(self: Arc<Self>, bytes: usize, purpose: Purpose) -> io::Result<Object>;
+
+    /// Imports a dma-buf of another driver's or program's.
+    ///
+    /// # Errors
+    /// The driver's; `Unsupported` if it imports none.
+    fn import(self: Arc<Self>, buffer: OwnedFd) -> io::Result<Object>;
 
     /// Syncs a range of bytes of an object, or more of it.
     ///
@@ -102,6 +116,8 @@ pub struct Object {
     address: u32,
     map: Option<MmapRaw>,
     descriptor: Option<OwnedFd>,
+    /// It is a dma-buf that the driver did not make.
+    pub(super) is_imported: bool,
     bytes: usize,
 }
 
@@ -120,15 +136,16 @@ impl Object {
             address: 0,
             map: None,
             descriptor: None,
+            is_imported: false,
             bytes,
         }
     }
 
-    /// Finishes a new object: fills it with zeros, which both sides see then.
+    /// Gives an object its address and its mapping.
     ///
     /// # Errors
-    /// `OutOfMemory` if its addresses have more than 32 bits, or the driver's.
-    pub(super) fn finish(
+    /// `OutOfMemory` if its addresses have more than 32 bits.
+    pub(super) fn place(
         mut self,
         address: u64,
         map: MmapRaw,
@@ -141,6 +158,14 @@ impl Object {
             .ok_or(io::ErrorKind::OutOfMemory)?;
         self.map = Some(map);
         self.descriptor = descriptor;
+        Ok(self)
+    }
+
+    /// Finishes a new object: fills it with zeros, which both sides see then.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn finish(mut self) -> io::Result<Self> {
         self.bytes_mut().fill(0);
         // A driver may map memory without cleaning what the kernel and the CPU have written.
         self.sync(0..self.bytes, Direction::ToDevice)?;
@@ -163,6 +188,11 @@ impl Object {
     #[must_use]
     pub fn size(&self) -> usize {
         self.bytes
+    }
+
+    /// Returns its dma-buf, if it is one.
+    pub(super) fn buffer(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor.as_ref().map(AsFd::as_fd)
     }
 
     /// Returns the descriptor of its dma-buf; -1 if the driver has none.

@@ -8,11 +8,13 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, Weak};
 
 use sim_common::lock;
 
 use super::driver::{Direction, Driver, Object, Purpose};
+use super::node::dma_buf;
 use crate::ffi::{MemSync, TensorMem, code, mem_flags};
 
 /// A part of an object.
@@ -73,9 +75,30 @@ impl Region {
     }
 }
 
+/// Returns a descriptor that the caller of the C API has, if it is one.
+fn borrow<'a>(descriptor: i32) -> Option<BorrowedFd<'a>> {
+    // SAFETY: the C contract: the descriptor is open during the call.
+    (descriptor >= 0).then(|| unsafe { BorrowedFd::borrow_raw(descriptor) })
+}
+
+/// Puts an object into a list, without those that are gone.
+fn keep(buffers: &mut Vec<Weak<Object>>, object: Object) -> Arc<Object> {
+    let object = Arc::new(object);
+    buffers.retain(|other| other.strong_count() > 0);
+    if object.buffer().is_some() {
+        buffers.push(Arc::downgrade(&object));
+    }
+    object
+}
+
 /// All memories of a machine.
 #[derive(Debug, Default)]
-pub(super) struct Memories(Mutex<BTreeMap<usize, Region>>);
+pub(super) struct Memories {
+    regions: Mutex<BTreeMap<usize, Region>>,
+    /// Objects that are dma-bufs. One that is imported again is found here, because the driver has
+    /// one handle for it: closing it for one object would close it for others.
+    buffers: Mutex<Vec<Weak<Object>>>,
+}
 
 impl Memories {
     /// Implements `rknn_create_mem`.
@@ -101,40 +124,44 @@ impl Memories {
             priv_data: std::ptr::null_mut(),
         };
         let region = Region {
-            object: Arc::new(object),
+            object: keep(&mut lock(&self.buffers), object),
             range: 0..bytes as usize,
         };
         Ok(self.insert(memory, region))
     }
 
-    /// Implements `rknn_create_mem_from_fd`, for descriptors and addresses of [`Self::create`].
-    /// Memory of a driver without dma-bufs has the descriptor -1.
+    /// Implements `rknn_create_mem_from_fd`, for descriptors and addresses of [`Self::create`], and
+    /// for dma-bufs of others, which are imported. Memory of a driver without dma-bufs has the
+    /// descriptor -1.
+    ///
+    /// - `start`: a mapping of the whole; null for the driver's own
     pub(super) fn view(
         &self,
+        driver: &Arc<dyn Driver>,
         descriptor: i32,
         start: *mut c_void,
         bytes: u32,
         offset: i32,
     ) -> Result<*mut TensorMem, c_int> {
-        let object = lock(&self.0)
-            .values()
-            .find(|region| {
-                let object = &region.object;
-                object.descriptor() == descriptor && object.start() == start.cast()
-            })
-            .map(|region| Arc::clone(&region.object));
+        let known = self.known(descriptor, start);
+        let object = known.map_or_else(|| self.import(driver, descriptor), Ok);
+        let object = object.map_err(|error| {
+            log::error!(
+                "rknn_create_mem_from_fd: {descriptor} at {start:p} is no memory of the NPU's driver, and is not imported: {error}"
+            );
+            code::PARAM_INVALID
+        })?;
+        let start = if start.is_null() {
+            object.start().cast()
+        } else {
+            start
+        };
         let place = usize::try_from(offset).unwrap_or(usize::MAX);
         let end = place.checked_add(bytes as usize);
-        let (Some(object), Some(end)) = (object, end) else {
-            log::error!(
-                "rknn_create_mem_from_fd: {descriptor} at {start:p} is no memory of the NPU's driver"
-            );
-            return Err(code::PARAM_INVALID);
-        };
-        if end > object.size() {
+        let Some(end) = end.filter(|end| *end <= object.size()) else {
             log::error!("rknn_create_mem_from_fd: {bytes} bytes at {offset} are not inside");
             return Err(code::PARAM_INVALID);
-        }
+        };
         let memory = TensorMem {
             virt_addr: start,
             phys_addr: u64::from(object.address()) + place as u64,
@@ -151,16 +178,42 @@ impl Memories {
         Ok(self.insert(memory, region))
     }
 
+    /// Returns the memory that the caller has at a descriptor and an address.
+    fn known(&self, descriptor: i32, start: *mut c_void) -> Option<Arc<Object>> {
+        let regions = lock(&self.regions);
+        let mut objects = regions.values().map(|region| &region.object);
+        let found = objects.find(|object| {
+            (object.descriptor(), object.start()) == (descriptor, start.cast::<u8>())
+        });
+        found.map(Arc::clone)
+    }
+
+    /// Returns the object of a dma-buf, which is imported if it is not known.
+    fn import(&self, driver: &Arc<dyn Driver>, descriptor: i32) -> io::Result<Arc<Object>> {
+        let buffer = borrow(descriptor).ok_or(io::ErrorKind::InvalidInput)?;
+        // Locked until it is in the list.
+        let mut buffers = lock(&self.buffers);
+        let known = buffers.iter().filter_map(Weak::upgrade).find(|object| {
+            let own = object.buffer();
+            object.is_of(driver) && own.is_some_and(|own| dma_buf::are_same(own, buffer))
+        });
+        if let Some(object) = known {
+            return Ok(object);
+        }
+        let object = Arc::clone(driver).import(buffer.try_clone_to_owned()?)?;
+        Ok(keep(&mut buffers, object))
+    }
+
     fn insert(&self, memory: TensorMem, region: Region) -> *mut TensorMem {
         let raw = Box::into_raw(Box::new(memory));
-        lock(&self.0).insert(raw.addr(), region);
+        lock(&self.regions).insert(raw.addr(), region);
         raw
     }
 
     /// Implements `rknn_destroy_mem`. The object lives on in views and in contexts that it is bound
     /// to.
     pub(super) fn destroy(&self, memory: *mut TensorMem) -> Result<(), c_int> {
-        let removed = lock(&self.0).remove(&memory.addr());
+        let removed = lock(&self.regions).remove(&memory.addr());
         // Not while the table is locked: the driver may take its time.
         let _region = removed.ok_or(code::PARAM_INVALID)?;
         // SAFETY: `insert` made it from a box, and it was in the table until now.
@@ -186,6 +239,6 @@ impl Memories {
     }
 
     pub(super) fn region(&self, memory: *mut TensorMem) -> Option<Region> {
-        lock(&self.0).get(&memory.addr()).cloned()
+        lock(&self.regions).get(&memory.addr()).cloned()
     }
 }

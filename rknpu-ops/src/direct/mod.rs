@@ -49,6 +49,7 @@ mod core;
 mod driver;
 mod memory;
 pub mod node;
+pub mod question;
 mod rknpu;
 mod rocket;
 
@@ -151,6 +152,19 @@ impl Machine {
     #[must_use]
     pub fn api(&self) -> Api {
         api::of_slot(self.slot)
+    }
+
+    /// Asks the device what public sources leave open ([`question`]). Jobs that a board does not
+    /// end take the driver's time-out each, and reset its cores.
+    ///
+    /// # Errors
+    /// The driver's, if it has no memory.
+    pub fn answers(&self) -> io::Result<Vec<question::Answer>> {
+        // PANIC: dropping the machine frees its slot, and this one is not dropped.
+        let shared = MACHINES.get(self.slot).expect("this machine's slot");
+        let space = shared.space(0)?;
+        let _core = lock(&space.cores[0]);
+        question::ask(&space.driver)
     }
 
     /// Returns the number of its address spaces.

@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -87,6 +87,22 @@ pub trait Node: Debug + Send + Sync {
     /// # Errors
     /// The system's error.
     fn map(&self, offset: u64, bytes: usize) -> io::Result<MmapRaw>;
+
+    /// Allocates a dma-buf from the system's heap.
+    ///
+    /// # Errors
+    /// The system's error; `NotFound` without such a heap.
+    fn heap(&self, bytes: usize) -> io::Result<OwnedFd> {
+        dma_buf::allocate(bytes)
+    }
+
+    /// Begins or ends an access of the CPU to a dma-buf: [`dma_buf`] has the flags.
+    ///
+    /// # Errors
+    /// The system's error.
+    fn sync_buffer(&self, buffer: BorrowedFd, flags: u64) -> io::Result<()> {
+        dma_buf::sync(buffer, flags)
+    }
 }
 
 /// The number of DRM's function that gives the driver's name.
@@ -237,16 +253,77 @@ pub(super) fn monotonic() -> io::Result<Duration> {
     Ok(seconds + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0)))
 }
 
+/// Memory that drivers share by descriptors.
+pub mod dma_buf {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    /// The access reads.
+    pub const READ: u64 = 1;
+    /// The access writes.
+    pub const WRITE: u64 = 2;
+    /// The access ends; without this it begins.
+    pub const END: u64 = 4;
+
+    /// Numbers of functions, and the heap's node.
+    // SOURCE: DMA_BUF_IOCTL_SYNC, include/uapi/linux/dma-buf.h; DMA_HEAP_IOCTL_ALLOC,
+    // include/uapi/linux/dma-heap.h of Linux.
+    const SYNC: u32 = 0x4008_6200;
+    const ALLOC: u32 = 0xc018_4800;
+    const HEAP: &str = "/dev/dma_heap/system";
+
+    /// Returns the bytes of a dma-buf.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(in super::super) fn bytes(buffer: &OwnedFd) -> io::Result<usize> {
+        // SAFETY: a function of numbers; the descriptor is open.
+        let end = unsafe { libc::lseek(buffer.as_raw_fd(), 0, libc::SEEK_END) };
+        usize::try_from(end).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Returns `true` if two descriptors are of one dma-buf.
+    pub(in super::super) fn are_same(one: BorrowedFd, other: BorrowedFd) -> bool {
+        let identity = |buffer: BorrowedFd| {
+            let file = File::from(buffer.try_clone_to_owned()?);
+            let metadata = file.metadata()?;
+            io::Result::Ok((metadata.dev(), metadata.ino()))
+        };
+        matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
+    }
+
+    pub(super) fn sync(buffer: BorrowedFd, flags: u64) -> io::Result<()> {
+        let mut argument = flags.to_ne_bytes();
+        // SAFETY: the function's struct is these eight bytes.
+        unsafe { call(&buffer, SYNC, argument.as_mut_ptr()) }
+    }
+
+    pub(super) fn allocate(bytes: usize) -> io::Result<OwnedFd> {
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{HEAP}: {error}"));
+        let heap = open(Path::new(HEAP)).map_err(named)?;
+        let flags = (libc::O_CLOEXEC | libc::O_RDWR).cast_unsigned();
+        // Length; descriptor and its flags; flags of the heap.
+        let mut argument = [bytes as u64, u64::from(flags) << 32, 0];
+        // SAFETY: the function's struct is these 24 bytes.
+        unsafe { call(&heap, ALLOC, argument.as_mut_ptr().cast()) }.map_err(named)?;
+        let [b0, b1, b2, b3, ..] = argument[1].to_ne_bytes();
+        let descriptor = i32::from_ne_bytes([b0, b1, b2, b3]);
+        // SAFETY: the heap made this descriptor for the caller, who owns it alone.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+}
+
 /// Calls a function, again if a signal interrupted it.
 ///
 /// # Safety
 /// - `argument` is the function's struct, and addresses in it are valid.
-unsafe fn call(file: &File, number: u32, argument: *mut u8) -> io::Result<()> {
+unsafe fn call(file: &impl AsFd, number: u32, argument: *mut u8) -> io::Result<()> {
     loop {
         // The C libraries disagree about the type of the number.
         let request = number as _;
         // SAFETY: passed on to the caller; the descriptor is open.
-        if unsafe { libc::ioctl(file.as_raw_fd(), request, argument) } >= 0 {
+        if unsafe { libc::ioctl(file.as_fd().as_raw_fd(), request, argument) } >= 0 {
             return Ok(());
         }
         let error = io::Error::last_os_error();

@@ -7,13 +7,15 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Once};
+
+use memmap2::MmapOptions;
 
 use super::argument::Argument;
 use super::core::{BODY, stream_address};
 use super::driver::{Direction, Driver, Job, Object, Purpose, page_bytes};
-use super::node::Node;
+use super::node::{Kernel, Node, dma_buf};
 
 /// Numbers of functions: direction, bytes of the struct, the letter of DRM, the function.
 mod number {
@@ -23,7 +25,9 @@ mod number {
     pub const MEM_MAP: u32 = 0xc010_6443;
     pub const MEM_DESTROY: u32 = 0xc010_6444;
     pub const MEM_SYNC: u32 = 0xc020_6445;
+    pub const GEM_CLOSE: u32 = 0x4008_6409;
     pub const PRIME_HANDLE_TO_FD: u32 = 0xc00c_642d;
+    pub const PRIME_FD_TO_HANDLE: u32 = 0xc00c_642e;
 }
 
 /// Questions and orders of ACTION.
@@ -82,6 +86,8 @@ fn task(address: u32) -> [u8; TASK_BYTES] {
 pub struct Rknpu {
     node: Box<dyn Node>,
     version: u32,
+    /// Logs once what takes the place of the driver's dma-bufs.
+    no_export: Once,
 }
 
 impl Rknpu {
@@ -90,7 +96,11 @@ impl Rknpu {
     /// # Errors
     /// The driver's, or `Unsupported` with what it lacks.
     pub fn open(node: Box<dyn Node>) -> io::Result<Self> {
-        let mut rknpu = Self { node, version: 0 };
+        let mut rknpu = Self {
+            node,
+            version: 0,
+            no_export: Once::new(),
+        };
         rknpu.version = rknpu.act(action::GET_DRV_VERSION)?;
         let refuse = |text: String| Err(io::Error::new(io::ErrorKind::Unsupported, text));
         if rknpu.version < OLDEST {
@@ -108,6 +118,18 @@ impl Rknpu {
     fn act(&self, what: u32) -> io::Result<u32> {
         let argument = Argument::<8>::ZERO.u32(0, what);
         Ok(argument.call(&*self.node, number::ACTION)?.read_u32(4))
+    }
+
+    /// Returns the properties of a new object.
+    fn flags(&self, purpose: Purpose) -> u32 {
+        let mut flags = flag::NON_CONTIGUOUS | flag::CACHEABLE | flag::IOMMU;
+        if self.version >= LIMITS_ALIGNMENT {
+            flags |= flag::LIMIT_IOVA_ALIGNMENT;
+        }
+        if purpose == Purpose::Jobs {
+            flags |= flag::KERNEL_MAPPING;
+        }
+        flags
     }
 
     /// Runs `count` tasks of a list, from `first`, on one core, and waits for their end.
@@ -139,7 +161,63 @@ impl Rknpu {
     }
 }
 
+impl Rknpu {
+    /// Makes an object without a mapping in an address space; returns its handle, identity and
+    /// address.
+    fn object_in(&self, space: u32) -> io::Result<(u32, u64, u64)> {
+        let created = Argument::<48>::ZERO
+            .u32(4, self.flags(Purpose::Data))
+            .u64(8, page_bytes(1) as u64)
+            .u32(40, space)
+            .call(&*self.node, number::MEM_CREATE)?;
+        let (handle, identity) = (created.read_u32(0), created.read_u64(16));
+        Ok((handle, identity, created.read_u64(24)))
+    }
+
+    /// Returns the dma-buf of an object.
+    fn export(&self, handle: u32) -> io::Result<OwnedFd> {
+        // SOURCE: O_CLOEXEC and O_RDWR are DRM_CLOEXEC and DRM_RDWR, drm.h.
+        let exported = Argument::<12>::ZERO
+            .u32(0, handle)
+            .u32(4, (libc::O_CLOEXEC | libc::O_RDWR).cast_unsigned())
+            .call(&*self.node, number::PRIME_HANDLE_TO_FD)?;
+        let descriptor = i32::from_ne_bytes(exported.read(8));
+        // SAFETY: the driver made this descriptor for the caller, who owns it alone.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    fn free(&self, handle: u32, identity: u64) -> io::Result<()> {
+        Argument::<16>::ZERO
+            .u32(0, handle)
+            .u64(8, identity)
+            .call(&*self.node, number::MEM_DESTROY)
+            .map(drop)
+    }
+
+    /// Returns `true` if two objects that live in two address spaces have one address.
+    fn has_separate_spaces(&self) -> io::Result<bool> {
+        let first = self.object_in(1)?;
+        let second = self.object_in(2);
+        self.free(first.0, first.1)?;
+        let second = second?;
+        self.free(second.0, second.1)?;
+        Ok(first.2 == second.2)
+    }
+}
+
 impl Driver for Rknpu {
+    fn kernel(&self) -> Kernel {
+        Kernel::Rknpu
+    }
+
+    fn spaces(&self) -> String {
+        match self.has_separate_spaces() {
+            Ok(true) => "separate: two objects have one address".into(),
+            Ok(false) => "not shown to be separate: two objects have two addresses".into(),
+            Err(error) => format!("none ({error})"),
+        }
+    }
+
     fn version_text(&self) -> String {
         let version = self.version;
         format!(
@@ -159,39 +237,75 @@ impl Driver for Rknpu {
         Err(io::Error::new(io::ErrorKind::Unsupported, text))
     }
 
+    /// Makes a dma-buf for data: by the driver, or else from the system's heap, or else plain
+    /// memory of the driver's.
     fn create(self: Arc<Self>, bytes: usize, purpose: Purpose) -> io::Result<Object> {
         let bytes = page_bytes(bytes);
-        let mut flags = flag::NON_CONTIGUOUS | flag::CACHEABLE | flag::IOMMU;
-        if self.version >= LIMITS_ALIGNMENT {
-            flags |= flag::LIMIT_IOVA_ALIGNMENT;
-        }
-        if purpose == Purpose::Jobs {
-            flags |= flag::KERNEL_MAPPING;
-        }
         let created = Argument::<48>::ZERO
-            .u32(4, flags)
+            .u32(4, self.flags(purpose))
             .u64(8, bytes as u64)
             .call(&*self.node, number::MEM_CREATE)?;
         let (handle, identity) = (created.read_u32(0), created.read_u64(16));
         let driver = Arc::clone(&self);
         let object = Object::adopt(driver, handle, identity, bytes);
+        let exported = (purpose == Purpose::Data)
+            .then(|| self.export(handle))
+            .transpose();
+        let descriptor = match exported {
+            Ok(descriptor) => descriptor,
+            Err(error) => {
+                let heap = self.node.heap(bytes);
+                let imported = heap.and_then(|buffer| Arc::clone(&self).import(buffer));
+                let instead = match &imported {
+                    Ok(_) => "dma-bufs of the system's heap take their place".into(),
+                    Err(heap) => format!("nor is there another dma-buf ({heap})"),
+                };
+                (self.no_export)
+                    .call_once(|| log::info!("rknpu exports no memory ({error}); {instead}"));
+                if let Ok(imported) = imported {
+                    return imported.finish();
+                }
+                None
+            }
+        };
         let offset = Argument::<16>::ZERO
             .u32(0, handle)
             .call(&*self.node, number::MEM_MAP)?
             .read_u64(8);
         let map = self.node.map(offset, bytes)?;
-        // SOURCE: O_CLOEXEC and O_RDWR are DRM_CLOEXEC and DRM_RDWR, drm.h.
-        let exported = Argument::<12>::ZERO
+        object
+            .place(created.read_u64(24), map, descriptor)?
+            .finish()
+    }
+
+    fn import(self: Arc<Self>, buffer: OwnedFd) -> io::Result<Object> {
+        let bytes = dma_buf::bytes(&buffer)?;
+        let imported = Argument::<12>::ZERO
+            .with(8, buffer.as_raw_fd().to_ne_bytes())
+            .call(&*self.node, number::PRIME_FD_TO_HANDLE)?;
+        let handle = imported.read_u32(0);
+        let driver = Arc::clone(&self);
+        let mut object = Object::adopt(driver, handle, 0, bytes);
+        object.is_imported = true;
+        // With a handle the driver describes the object.
+        let described = Argument::<48>::ZERO
             .u32(0, handle)
-            .u32(4, (libc::O_CLOEXEC | libc::O_RDWR).cast_unsigned())
-            .call(&*self.node, number::PRIME_HANDLE_TO_FD)?;
-        let descriptor = i32::from_ne_bytes(exported.read(8));
-        // SAFETY: the driver made this descriptor for the caller, who owns it alone.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        object.finish(created.read_u64(24), map, Some(descriptor))
+            .call(&*self.node, number::MEM_CREATE)?;
+        object.identity = described.read_u64(16);
+        let map = MmapOptions::new().len(bytes).map_raw(&buffer)?;
+        object.place(described.read_u64(24), map, Some(buffer))
     }
 
     fn sync(&self, object: &Object, range: Range<usize>, direction: Direction) -> io::Result<()> {
+        if let (true, Some(buffer)) = (object.is_imported, object.buffer()) {
+            // The driver refuses it: it knows nothing of that memory's caches.
+            let access = match direction {
+                Direction::ToDevice => dma_buf::WRITE,
+                Direction::FromDevice => dma_buf::READ,
+            };
+            self.node.sync_buffer(buffer, access)?;
+            return self.node.sync_buffer(buffer, access | dma_buf::END);
+        }
         let flags = match direction {
             Direction::ToDevice => 1,
             Direction::FromDevice => 2,
@@ -206,11 +320,13 @@ impl Driver for Rknpu {
     }
 
     fn destroy(&self, object: &Object) -> io::Result<()> {
-        Argument::<16>::ZERO
-            .u32(0, object.handle)
-            .u64(8, object.identity)
-            .call(&*self.node, number::MEM_DESTROY)
-            .map(drop)
+        if object.is_imported {
+            return Argument::<8>::ZERO
+                .u32(0, object.handle)
+                .call(&*self.node, number::GEM_CLOSE)
+                .map(drop);
+        }
+        self.free(object.handle, object.identity)
     }
 
     fn own_bytes(&self, tasks: usize) -> usize {

@@ -10,6 +10,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use super::argument::Argument;
 use super::core::{WORDS, stream_address};
 use super::driver::{Direction, Driver, Job, Object, Purpose, page_bytes};
-use super::node::{self, Link, Node};
+use super::node::{self, Kernel, Link, Node};
 
 mod status;
 
@@ -163,6 +164,14 @@ impl Rocket {
 }
 
 impl Driver for Rocket {
+    fn kernel(&self) -> Kernel {
+        Kernel::Rocket
+    }
+
+    fn spaces(&self) -> String {
+        "none (each file has its own)".into()
+    }
+
     fn version_text(&self) -> String {
         "rocket".into()
     }
@@ -185,11 +194,16 @@ impl Driver for Rocket {
         let driver = Arc::clone(&self);
         let object = Object::adopt(driver, created.read_u32(4), 0, bytes);
         let map = self.node.map(created.read_u64(16), bytes)?;
-        let mut object = object.finish(created.read_u64(8), map, None)?;
+        let mut object = object.place(created.read_u64(8), map, None)?.finish()?;
         if purpose == Purpose::Jobs {
             status::fill(&mut object)?;
         }
         Ok(object)
+    }
+
+    fn import(self: Arc<Self>, _buffer: OwnedFd) -> io::Result<Object> {
+        let text = "rocket imports no dma-bufs";
+        Err(io::Error::new(io::ErrorKind::Unsupported, text))
     }
 
     /// Syncs the whole object: the driver knows no ranges.

@@ -94,7 +94,7 @@ macro_rules! export_rknn {
     };
 }
 
-/// What a function returns without a machine.
+/// A value that functions return without a machine.
 pub trait Unavailable {
     /// The value.
     const UNAVAILABLE: Self;

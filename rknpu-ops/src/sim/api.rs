@@ -200,10 +200,7 @@ unsafe extern "C" fn b_normal_layout_to_native_layout<const SLOT: usize>(
     })
 }
 
-unsafe extern "C" fn matmul_set_dynamic_shape(
-    ctx: MatmulCtx,
-    shape: *mut MatmulShape,
-) -> c_int {
+unsafe extern "C" fn matmul_set_dynamic_shape(ctx: MatmulCtx, shape: *mut MatmulShape) -> c_int {
     guarded(|| {
         let context = entered(ctx, "rknn_matmul_set_dynamic_shape")?;
         // SAFETY: the C contract of `shape`.
@@ -236,10 +233,7 @@ unsafe extern "C" fn matmul_set_core_mask(ctx: MatmulCtx, mask: CoreMask) -> c_i
     guarded(|| entered(ctx, "rknn_matmul_set_core_mask")?.set_core_mask(mask))
 }
 
-unsafe extern "C" fn matmul_set_quant_params(
-    ctx: MatmulCtx,
-    params: *mut QuantParams,
-) -> c_int {
+unsafe extern "C" fn matmul_set_quant_params(ctx: MatmulCtx, params: *mut QuantParams) -> c_int {
     guarded(|| {
         let context = entered(ctx, "rknn_matmul_set_quant_params")?;
         // SAFETY: the C contract of `params`.
@@ -325,11 +319,7 @@ unsafe extern "C" fn destroy_mem(ctx: MatmulCtx, mem: *mut TensorMem) -> c_int {
     })
 }
 
-unsafe extern "C" fn mem_sync(
-    ctx: MatmulCtx,
-    mem: *mut TensorMem,
-    mode: MemSync,
-) -> c_int {
+unsafe extern "C" fn mem_sync(ctx: MatmulCtx, mem: *mut TensorMem, mode: MemSync) -> c_int {
     guarded(|| {
         let context = entered(ctx, "rknn_mem_sync")?;
         if mem.is_null() {
@@ -345,12 +335,7 @@ unsafe extern "C" fn mem_sync(
     })
 }
 
-unsafe extern "C" fn query(
-    ctx: MatmulCtx,
-    command: c_int,
-    info: *mut c_void,
-    size: u32,
-) -> c_int {
+unsafe extern "C" fn query(ctx: MatmulCtx, command: c_int, info: *mut c_void, size: u32) -> c_int {
     guarded(|| {
         let context = entered(ctx, "rknn_query")?;
         if info.is_null() {

@@ -125,6 +125,16 @@ impl Task {
     /// The rule that it is outside of; `words` stay as they are then.
     pub fn stream(&self, next: Option<u32>, words: &mut Vec<u64>) -> Result<(), Outside> {
         self.check()?;
+        self.unproven_stream(next, words);
+        Ok(())
+    }
+
+    /// Appends its stream to `words`, as [`Self::stream`] does, without a check: for questions to a
+    /// board.
+    ///
+    /// # Panics
+    /// If a size does not fit into its register.
+    pub(crate) fn unproven_stream(&self, next: Option<u32>, words: &mut Vec<u64>) {
         let start = words.len();
         words.extend(self.values().map(|(register, value)| register.word(value)));
         words.extend(register::zeros().map(|register| register.word(0)));
@@ -134,7 +144,6 @@ impl Task {
             None => (0, 0),
         };
         words.extend([address, PC_REGISTER_AMOUNTS.word(amount), ORDER, START]);
-        Ok(())
     }
 
     /// Returns width and height of the picture.

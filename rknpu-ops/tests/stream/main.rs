@@ -514,11 +514,24 @@ fn tasks_write_each_result_once_and_stay_inside_of_their_memory() {
             assert!(written.iter().all(|count| *count <= 1), "{name}");
             // Each pass writes whole columns, with the rows that fill a cube up.
             let is_in_lines = (matmul_type, layout.c.t) == (MatmulType::I8_I8_I32, 4);
-            let rows = if is_in_lines { m } else { m.next_multiple_of(4) };
-            let results = written.iter().map(|count| usize::from(*count)).sum::<usize>();
-            assert!(results > 0 && results.is_multiple_of(rows * n / layout.c.t), "{name}");
+            let rows = if is_in_lines {
+                m
+            } else {
+                m.next_multiple_of(4)
+            };
+            let results = written
+                .iter()
+                .map(|count| usize::from(*count))
+                .sum::<usize>();
+            assert!(
+                results > 0 && results.is_multiple_of(rows * n / layout.c.t),
+                "{name}"
+            );
             let tiles = plan.row_tiles().count();
-            assert!(read.iter().all(|count| usize::from(*count) == tiles), "{name}");
+            assert!(
+                read.iter().all(|count| usize::from(*count) == tiles),
+                "{name}"
+            );
             let rows: usize = plan.row_tiles().map(|tile| tile.rows).sum();
             assert_eq!(rows, m);
             plans += 1;

@@ -168,6 +168,15 @@ pub(super) fn add_rockchip(lines: &mut Lines, rknn: &Arc<Rknn>, mask: Option<Cor
         count => format!("{count} have a node of the NPU open"),
     };
     lines.add("finding.other_processes", others);
+    match rknn.direct_answers() {
+        None => {}
+        Some(Ok(answers)) => {
+            for answer in answers {
+                lines.add_measured(&format!("finding.streams.{}", answer.key), answer.text);
+            }
+        }
+        Some(Err(error)) => lines.add("finding.streams", format!("none ({error})")),
+    }
 }
 
 /// Rows, inner dimension and columns of the products.

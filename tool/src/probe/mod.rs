@@ -28,7 +28,7 @@ mod private;
 mod rockchip;
 
 /// Version of the lines' meaning.
-const SCHEMA: u32 = 2;
+const SCHEMA: u32 = 3;
 
 /// The lines.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -24,12 +24,16 @@ use test_kit::Numbers;
 use crate::kernel::{Argument, Kernel, Request};
 use crate::operands::Operands;
 
+mod dma_buf;
+mod question;
 mod rocket;
 
 /// Numbers of functions, from the other side: those of kernel/ioctl.rs.
 const ACTION: u8 = 0x40;
 const SUBMIT: u8 = 0x41;
+const MEM_CREATE: u8 = 0x42;
 const MEM_SYNC: u8 = 0x45;
+const PRIME_HANDLE_TO_FD: u8 = 0x2d;
 
 /// A change of what the driver does.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +45,12 @@ enum Change {
     Jobs(i32),
     /// An ACTION answers so.
     Action(u32, u32),
+    /// No object is exported as a dma-buf, and the system has a heap for them, or has none.
+    NoExport {
+        has_heap: bool,
+    },
+    /// Objects of other address spaces than the first have an address of their own choice.
+    Spaces,
 }
 
 /// The emulated driver's node.
@@ -54,7 +64,10 @@ struct Emulated {
 /// Calls so far.
 #[derive(Debug, Default)]
 struct Calls {
+    /// Of the driver and of dma-bufs.
     syncs: AtomicUsize,
+    /// Buffers of the system's heap.
+    heap: AtomicUsize,
     actions: Mutex<Vec<u32>>,
 }
 
@@ -84,6 +97,9 @@ impl Node for Emulated {
                     return Ok(());
                 }
             }
+            (PRIME_HANDLE_TO_FD, Change::NoExport { .. }) => {
+                return Err(io::Error::from_raw_os_error(libc::EINVAL));
+            }
             (SUBMIT, Change::Jobs(errno)) => return Err(io::Error::from_raw_os_error(errno)),
             (ACTION, change) => {
                 self.calls.actions.lock().unwrap().push(action);
@@ -99,6 +115,10 @@ impl Node for Emulated {
         let reply = self.kernel.ioctl(request, &mut argument);
         reply.map_err(io::Error::from_raw_os_error)?;
         bytes.copy_from_slice(&argument.0[..bytes.len()]);
+        let is_elsewhere = request.function == MEM_CREATE && bytes[40..44] != [0; 4];
+        if matches!(self.change, Change::Spaces) && is_elsewhere {
+            bytes[24..32].copy_from_slice(&4096u64.to_ne_bytes());
+        }
         Ok(())
     }
 
@@ -110,6 +130,23 @@ impl Node for Emulated {
         // SAFETY: the emulated driver made this descriptor for the caller.
         let file = unsafe { File::from_raw_fd(descriptor) };
         MmapOptions::new().len(bytes).map_raw(&file)
+    }
+
+    fn heap(&self, bytes: usize) -> io::Result<OwnedFd> {
+        if matches!(self.change, Change::NoExport { has_heap: true }) {
+            self.calls.heap.fetch_add(1, Ordering::Relaxed);
+            return dma_buf::foreign(&vec![0; bytes]);
+        }
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    fn sync_buffer(&self, buffer: BorrowedFd, flags: u64) -> io::Result<()> {
+        let index = self.calls.syncs.fetch_add(1, Ordering::Relaxed);
+        if matches!(self.change, Change::NoSync(skipped) if skipped == index) {
+            return Ok(());
+        }
+        let synced = self.kernel.sync_buffer(buffer.as_raw_fd(), flags);
+        synced.map_err(io::Error::from_raw_os_error)
     }
 }
 
@@ -125,12 +162,22 @@ fn board(change: Change) -> Board {
 }
 
 fn try_board(change: Change) -> Result<Board, ggml_rust_npu::error::Error> {
-    let (kernel, calls) = (Arc::new(Kernel::strict()), Arc::new(Calls::default()));
+    board_of(Kernel::strict(), change)
+}
+
+/// An emulated driver's node, the driver, and what is called.
+fn node_of(kernel: Kernel, change: Change) -> (Emulated, Arc<Kernel>, Arc<Calls>) {
+    let (kernel, calls) = (Arc::new(kernel), Arc::new(Calls::default()));
     let node = Emulated {
         kernel: Arc::clone(&kernel),
         change,
         calls: Arc::clone(&calls),
     };
+    (node, kernel, calls)
+}
+
+fn board_of(kernel: Kernel, change: Change) -> Result<Board, ggml_rust_npu::error::Error> {
+    let (node, kernel, calls) = node_of(kernel, change);
     let rknn = Rknn::direct(Box::new(node), Nodes::Private)?;
     Ok(Board {
         kernel,
@@ -194,7 +241,10 @@ fn compare_with_stand_in(rknn: &Arc<Rknn>) {
         for ac_layout in [Layout::NATIVE, Layout::NORM] {
             operands.ac_layout = ac_layout;
             let (have, want) = (operands.of_library(rknn), operands.of_library(&stand_in));
-            let name = format!("matmul type {}, {shape:?}, layout {}", matmul_type.0, ac_layout.0);
+            let name = format!(
+                "matmul type {}, {shape:?}, layout {}",
+                matmul_type.0, ac_layout.0
+            );
             assert!(have == want, "{name}");
         }
     }

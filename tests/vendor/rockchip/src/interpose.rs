@@ -8,6 +8,7 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::{LazyLock, PoisonError, RwLock};
 
+use crate::device::Computes;
 use crate::kernel::{
     Argument, DMA_BUF_TYPE, DRM_TYPE, Errno, Kernel, Reply, Request, Rocket, Text,
 };
@@ -32,7 +33,7 @@ enum Emulated {
 static EMULATED: LazyLock<Emulated> = LazyLock::new(|| {
     let is_set = |name| std::env::var_os(name);
     if is_set("RKNN_LOOP_KERNEL").is_some_and(|name| name == "rocket") {
-        Emulated::Rocket(Rocket::default())
+        Emulated::Rocket(Rocket::new(Computes::Proven))
     } else if is_set("RKNN_LOOP_STRICT").is_some() {
         Emulated::Rknpu(Kernel::strict())
     } else {
@@ -68,6 +69,14 @@ impl Emulated {
         match self {
             Self::Rknpu(kernel) => kernel.map(offset),
             Self::Rocket(rocket) => rocket.map(file, offset),
+        }
+    }
+
+    /// Begins or ends an access of the CPU to a dma-buf.
+    fn sync_buffer(&self, descriptor: c_int, flags: u64) -> Result<(), Errno> {
+        match self {
+            Self::Rknpu(kernel) => kernel.sync_buffer(descriptor, flags),
+            Self::Rocket(_) => Ok(()),
         }
     }
 
@@ -283,8 +292,9 @@ c_functions! {
     fn ioctl(descriptor: c_int, number: c_long, argument: *mut c_void) -> c_int {
         let request = Request::new(number.cast_unsigned());
         if request.kind == DMA_BUF_TYPE {
-            // The begin and end of an access by the CPU: memory is coherent here.
-            return 0;
+            // SAFETY: the struct of the only function is its flags.
+            let flags = unsafe { argument.cast::<u64>().read_unaligned() };
+            return EMULATED.sync_buffer(descriptor, flags).map_or_else(fail, |()| 0);
         }
         let file = file_of(descriptor).filter(|_| request.kind == DRM_TYPE);
         let Some(file) = file else {

@@ -5,6 +5,8 @@
 
 #[path = "../../../common/mod.rs"]
 mod common;
+#[path = "../src/operands.rs"]
+mod operands;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,8 +18,12 @@ use ggml_rust_npu::rockchip::RkDevice;
 use ggml_rust_npu::rockchip::caps::{self, Precision};
 use ggml_rust_npu::rockchip::device::RkNpu;
 use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::driver::lock::Nodes;
 use ggml_rust_npu::rockchip::selftest;
 use ggml_rust_npu::tensor::DType;
+use operands::Operands;
+use rknpu_ops::direct::node::DeviceNode;
+use rknpu_ops::ffi::MatmulType;
 
 /// Why none of these runs by default.
 const NEEDS: &str = "GGML_RUST_NPU_RKNN_LIB, which scripts/vendor_rknn.py sets";
@@ -109,4 +115,44 @@ fn a_shape_that_the_library_refuses_is_an_error_and_no_result() {
         text.contains("rknn_matmul_create") && text.contains("-5"),
         "{text}"
     );
+}
+
+#[test]
+#[ignore = "needs librknnrt 1.5.2 under qemu: VENDOR=rknn make vendor"]
+fn values_are_those_of_our_own_streams_on_the_same_device() {
+    // Of the same driver: the loop answers for its node.
+    let node = DeviceNode::find().unwrap();
+    let (ours, theirs) = (
+        Rknn::direct(Box::new(node), Nodes::Private).unwrap(),
+        library(),
+    );
+    let mut numbers = Numbers::new(3);
+    let mut compared = 0;
+    for (matmul_type, k_max) in [
+        (MatmulType::F16_F16_F32, 2048),
+        (MatmulType::I8_I8_I32, 4096),
+    ] {
+        // Not M = 2, which 1.5.2 computes wrong.
+        for [m, k, n] in [
+            [1, 64, 64],
+            [3, 96, 64],
+            [4, 576, 96],
+            [5, 1024, 320],
+            [16, 2048, 64],
+            [33, 320, 3200],
+            [64, k_max, 128],
+            [130, 576, 192],
+            [512, 96, 64],
+        ] {
+            let operands = Operands::random(matmul_type, [m, k, n], &mut numbers);
+            let (have, want) = (operands.of_library(&ours), operands.of_library(&theirs));
+            assert!(
+                have == want,
+                "matmul type {}, M={m} K={k} N={n}",
+                matmul_type.0
+            );
+            compared += have.len() / 4;
+        }
+    }
+    println!("values equal those of librknnrt: {compared}");
 }

@@ -18,6 +18,7 @@ use rknpu_ops::ffi::{MatmulInfo, MatmulType};
 use test_kit::Numbers;
 
 use super::{compare_with_stand_in, run_changing_shapes, self_test};
+use crate::device::Computes;
 use crate::kernel::{Argument, Mishap, Request, Rocket};
 use crate::operands::Operands;
 
@@ -109,7 +110,7 @@ pub struct Board {
     pub rknn: Arc<Rknn>,
 }
 
-fn board_of(rocket: Rocket, skipped: Option<usize>) -> Board {
+pub fn board_of(rocket: Rocket, skipped: Option<usize>) -> Board {
     let (rocket, syncs) = (Arc::new(rocket), Arc::default());
     let node = Accel::open(&rocket, skipped, &syncs);
     let rknn = Rknn::direct(Box::new(node), Nodes::Private).unwrap();
@@ -120,8 +121,13 @@ fn board_of(rocket: Rocket, skipped: Option<usize>) -> Board {
     }
 }
 
+/// Another open file of a driver.
+pub fn node_of(rocket: &Arc<Rocket>) -> impl Node + use<> {
+    Accel::open(rocket, None, &Arc::default())
+}
+
 pub fn board() -> Board {
-    board_of(Rocket::default(), None)
+    board_of(Rocket::new(Computes::Proven), None)
 }
 
 #[test]
@@ -235,7 +241,7 @@ fn a_sync_that_is_missing_gives_wrong_results_or_fails() {
         let want = operands.of_library(&right.rknn);
         let syncs = right.syncs.load(Ordering::Relaxed);
         let harmless = (0..syncs).filter(|&index| {
-            let board = board_of(Rocket::default(), Some(index));
+            let board = board_of(Rocket::new(Computes::Proven), Some(index));
             operands
                 .try_of_library(&board.rknn)
                 .is_ok_and(|have| have == want)

@@ -83,6 +83,12 @@ impl Object {
         // SAFETY: the descriptor is new, and nothing else owns it.
         let file = unsafe { File::from_raw_fd(descriptor) };
         file.set_len(bytes).map_err(errno)?;
+        Self::of_file(file, address, flags, caches)
+    }
+
+    /// Makes an object of memory that a file has.
+    fn of_file(file: File, address: u64, flags: u32, caches: Caches) -> Result<Self, Errno> {
+        let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::ENOMEM);
         let inode = file.metadata().map_err(errno)?.ino();
         let map = MmapOptions::new().map_raw(&file).map_err(errno)?;
         let copied = (caches == Caches::Apart && flags & flag::CACHEABLE != 0).then(|| {
@@ -101,6 +107,19 @@ impl Object {
             flags,
             copied,
         })
+    }
+
+    /// Makes an object of another driver's dma-buf. Mapping it for the device cleans its caches,
+    /// and nothing of the driver's own syncs it.
+    fn import(file: File, address: u64, caches: Caches) -> Result<Self, Errno> {
+        let mut object = Self::of_file(file, address, 0, caches)?;
+        if caches == Caches::Apart {
+            let mut bytes = vec![0; object.map.len()];
+            object.read(0, &mut bytes).map_err(|_| libc::EFAULT)?;
+            let is_clean = true;
+            object.copied = Some(RwLock::new(Copied { bytes, is_clean }));
+        }
+        Ok(object)
     }
 
     /// Returns the device's address of the first byte.
@@ -226,6 +245,28 @@ impl Addresses {
         flags: u32,
         caches: Caches,
     ) -> Result<Arc<Object>, Errno> {
+        let (address, bytes) = self.free(first, bytes)?;
+        let object = Arc::new(Object::new(bytes, address, flags, caches)?);
+        self.0.insert(address, Arc::downgrade(&object));
+        Ok(object)
+    }
+
+    /// Makes an object of another driver's dma-buf, at the first free range.
+    pub fn import(&mut self, descriptor: i32, caches: Caches) -> Result<Arc<Object>, Errno> {
+        // SAFETY: only used to make another descriptor, and not closed (`into_raw_fd`).
+        let file = unsafe { File::from_raw_fd(descriptor) };
+        let another = file.try_clone();
+        let _ = file.into_raw_fd();
+        let file = another.map_err(|_| libc::EBADF)?;
+        let bytes = file.metadata().map_err(|_| libc::EBADF)?.len();
+        let (address, _) = self.free(FIRST_ADDRESS, bytes)?;
+        let object = Arc::new(Object::import(file, address, caches)?);
+        self.0.insert(address, Arc::downgrade(&object));
+        Ok(object)
+    }
+
+    /// Returns the first free range from an address on, with its bytes in whole pages.
+    fn free(&mut self, first: u64, bytes: u64) -> Result<(u64, u64), Errno> {
         self.0.retain(|_, object| object.strong_count() > 0);
         let bytes = bytes
             .max(1)
@@ -236,7 +277,7 @@ impl Addresses {
             if object.address - address >= bytes {
                 break;
             }
-            address = object.address + object.bytes();
+            address = (object.address + object.bytes()).next_multiple_of(PAGE);
         }
         if address
             .checked_add(bytes)
@@ -244,9 +285,7 @@ impl Addresses {
         {
             return Err(libc::ENOMEM);
         }
-        let object = Arc::new(Object::new(bytes, address, flags, caches)?);
-        self.0.insert(address, Arc::downgrade(&object));
-        Ok(object)
+        Ok((address, bytes))
     }
 
     /// Returns the object that the driver calls `identity`.

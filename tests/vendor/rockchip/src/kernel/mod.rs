@@ -224,6 +224,18 @@ impl Kernel {
         self.state().object(handle)?.descriptor()
     }
 
+    /// Begins or ends an access of the CPU to a dma-buf, which may be of another driver.
+    pub fn sync_buffer(&self, descriptor: i32, flags: u64) -> Result<(), Errno> {
+        let object = match self.state().addresses.by_descriptor(descriptor) {
+            Err(libc::EINVAL) => return Ok(()),
+            known => known?,
+        };
+        // SOURCE: include/uapi/linux/dma-buf.h.
+        let [reads, writes, ends] = [1, 2, 4].map(|bit| flags & bit != 0);
+        let synced = object.sync(0, object.bytes(), ends && writes, !ends && reads);
+        synced.map_err(|_| libc::EINVAL)
+    }
+
     fn sync(&self, object: &Object, sync: &MemSync) -> Result<(), Errno> {
         // SOURCE: rknpu_gem_sync_ioctl of Rockchip's kernel.
         if self.caches == Caches::Apart && object.flags() & flag::CACHEABLE == 0 {
@@ -253,7 +265,10 @@ impl Kernel {
 
     fn import(&self, descriptor: i32) -> Result<u32, Errno> {
         let mut state = self.state();
-        let object = state.addresses.by_descriptor(descriptor)?;
+        let object = match state.addresses.by_descriptor(descriptor) {
+            Err(libc::EINVAL) => state.addresses.import(descriptor, self.caches)?,
+            known => known?,
+        };
         let same = state
             .handles
             .iter()

@@ -99,6 +99,7 @@ pub enum Mishap {
 /// The driver.
 #[derive(Debug, Default)]
 pub struct Rocket {
+    computes: Computes,
     files: Mutex<BTreeMap<u32, Arc<File>>>,
     cores: [Mutex<()>; CORES],
     /// The number of a job, from 0, and what happens to it.
@@ -149,12 +150,20 @@ unsafe fn structs<T: Pod>(address: u64, count: u32, step: usize) -> Result<Vec<T
 }
 
 impl Rocket {
+    /// A driver of a device that computes as much.
+    pub fn new(computes: Computes) -> Self {
+        Self {
+            computes,
+            ..Self::default()
+        }
+    }
+
     /// A driver with which something happens to one job.
     #[cfg(test)]
     pub fn with_mishap(job: usize, mishap: Mishap) -> Self {
         Self {
             mishap: Some((job, mishap)),
-            ..Self::default()
+            ..Self::new(Computes::Proven)
         }
     }
 
@@ -309,7 +318,7 @@ impl Rocket {
                 Err(device::Error::Unproven("a mishap".into()))
             } else {
                 // A stream that it names is not started.
-                device::run(&addresses, program, Computes::Proven).map(drop)
+                device::run(&addresses, program, self.computes).map(drop)
             };
             if let Err(error) = ran {
                 eprintln!("rknn-loop: task {index} of job {number} does not end: {error}");
