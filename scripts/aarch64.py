@@ -126,7 +126,32 @@ def run():
         more = run_tests(package, selection)
         passed += more[0]
         failed += more[1]
-    return passed, failed, None
+    wrong = direct_devices()
+    return passed + len(KERNELS) - len(wrong), failed + wrong, None
+
+
+# The emulated kernel drivers of tests/vendor/rockchip, by the variable that chooses one.
+KERNELS = {"rknpu": {"RKNN_LOOP_STRICT": "1"}, "rocket": {"RKNN_LOOP_KERNEL": "rocket"}}
+
+
+def direct_devices():
+    """Self-tests of an RK3588 with three cores by our own command streams; returns the names of those that did not pass."""
+    run_logged(["cargo", "build", "--locked", "--target", RUST_TARGET, *TOOL_PACKAGES, "--package", "rknn-loop"],
+               LOGS / "aarch64-direct-build.log", cargo_env(), ROOT)
+    folder = Path(os.environ.get("CARGO_TARGET_DIR", TARGET)) / RUST_TARGET / "debug"
+    # The emulator's own loader must not see the other processor's library.
+    command = [*emulator(TEST_CPU), "-E", f"LD_PRELOAD={folder / 'librknn_loop.so'}", folder / "ggml-npu", "devices",
+               "--self-test"]
+    wrong = []
+    for kernel, settings in KERNELS.items():
+        env = cpu_env(GGML_RUST_NPU_RKNN="direct", GGML_RUST_NPU_CHIP="rk3588", **settings)
+        log = LOGS / f"aarch64-direct-{kernel}.log"
+        with open(log, "wb") as out:
+            subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        if not re.search(r"^  self-test  passed", text, re.M) or "one core is used" in text:
+            wrong.append(f"self-test over {kernel}, see {log.relative_to(ROOT)}")
+    return wrong
 
 
 def run_tests(package, selection):

@@ -8,10 +8,8 @@ tests/golden.rs, which needs no device.
 import re
 import subprocess
 
+from aarch64 import KERNELS
 from project import LOGS, ROOT, TARGET, cpu_env, run, tool_env
-
-# What the loop emulates.
-KERNELS = {"rknpu": {"RKNN_LOOP_STRICT": "1"}, "rocket": {"RKNN_LOOP_KERNEL": "rocket"}}
 
 FILES = ["device", "int4", "int8_unrotated", "packs"]
 

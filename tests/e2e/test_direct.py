@@ -5,6 +5,7 @@ import re
 
 from harness import DEVICE, LOGS, Case, cpu_env, device_env
 
+import cases
 import project
 from project import ROOT, TARGET
 
@@ -42,6 +43,14 @@ class Direct(Case):
         done = self.succeed("test-backend-ops", "test", "-b", DEVICE, "-o", "MUL_MAT,MUL_MAT_ID", "-p", PRODUCTS, env=env)
         right = re.findall(r"^ *MUL_MAT\w*\(.*\): \S*OK", done.out, re.M)
         self.assertGreaterEqual(len(right), MIN_PRODUCTS, done.out[-2000:])
+
+    def test_it_claims_the_cases_of_the_stand_in(self):
+        def claimed(env):
+            return cases.claimed(self.succeed("test-backend-ops", "support", "-b", DEVICE, "--output", "csv", env=env).out)
+
+        have = claimed(cpu_env(**self.emulated))
+        self.assertGreater(len(have), 1000)
+        self.assertEqual(have, claimed(device_env()))
 
 
 class Rocket(Direct):
