@@ -142,16 +142,17 @@ def direct_devices():
     # The emulator's own loader must not see the other processor's library.
     command = [*emulator(TEST_CPU), "-E", f"LD_PRELOAD={folder / 'librknn_loop.so'}", folder / "ggml-npu", "devices",
                "--self-test"]
-    wrong = []
+    logs, processes = {kernel: LOGS / f"aarch64-direct-{kernel}.log" for kernel in KERNELS}, []
     for kernel, settings in KERNELS.items():
         env = cpu_env(GGML_RUST_NPU_RKNN="direct", GGML_RUST_NPU_CHIP="rk3588", **settings)
-        log = LOGS / f"aarch64-direct-{kernel}.log"
-        with open(log, "wb") as out:
-            subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
-        text = log.read_text(encoding="utf-8", errors="replace")
-        if not re.search(r"^  self-test  passed", text, re.M) or "one core is used" in text:
-            wrong.append(f"self-test over {kernel}, see {log.relative_to(ROOT)}")
-    return wrong
+        with open(logs[kernel], "wb") as out:
+            processes.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT))
+    for process in processes:
+        process.wait()
+    texts = {kernel: log.read_text(encoding="utf-8", errors="replace") for kernel, log in logs.items()}
+    # If cores disturb each other, it passes with one of them.
+    return [f"self-test over {kernel}, see {logs[kernel].relative_to(ROOT)}" for kernel, text in texts.items()
+            if not re.search(r"^  self-test  passed", text, re.M) or "one core is used" in text]
 
 
 def run_tests(package, selection):
