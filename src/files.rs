@@ -5,10 +5,9 @@
 use std::fs;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use memmap2::{Mmap, UncheckedAdvice};
+use memmap2::Mmap;
 
 pub use self::output::{Destination, OutputFile, remove_unfinished, write};
 
@@ -21,9 +20,7 @@ mod output;
 /// may never return.
 pub fn open_input(path: &Path) -> io::Result<fs::File> {
     let mut options = fs::OpenOptions::new();
-    // Without O_NONBLOCK, opening a FIFO waits for its writer. It changes nothing for regular
-    // files.
-    regular((options.read(true).custom_flags(libc::O_NONBLOCK)).open(path)?)
+    regular(os::files::at_once(options.read(true)).open(path)?)
 }
 
 /// Returns a file that is a regular one.
@@ -89,14 +86,9 @@ impl MappedFile {
         let start = range.start.next_multiple_of(RELEASE_ALIGN);
         let end = range.end.min(self.bytes().len()) / RELEASE_ALIGN * RELEASE_ALIGN;
         if let (Some(map), true) = (&self.0, start < end) {
-            let advice = UncheckedAdvice::DontNeed;
-            // SAFETY: pages of a file's map that nothing writes are read from the file again after
-            // this. A map starts at a page, so the range covers whole pages of any size that
-            // divides its alignment.
-            let done = unsafe { map.unchecked_advise_range(advice, start, end - start) };
-            // If the kernel refuses, the pages stay: the process looks larger than it is, and
-            // works.
-            done.unwrap_or_default();
+            // A map starts at a page, so the range covers whole pages of any size that divides its
+            // alignment.
+            os::memory::release_read(map, start, end - start);
         }
     }
 }

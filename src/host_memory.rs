@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use half::f16;
-use memmap2::{MmapMut, UncheckedAdvice};
+use memmap2::MmapMut;
 use rknpu_ops::pack::{OutputRows, Rows};
 
 use crate::tensor::DType;
@@ -55,11 +55,9 @@ impl Pages {
         if start >= end {
             return Ok(());
         }
-        let advice = UncheckedAdvice::DontNeed;
-        // SAFETY: pages of a private anonymous mapping are zeros after this, and `&mut self` is the
-        // only access to them. A mapping starts at a page, so the range covers whole pages of any
-        // size that divides its alignment.
-        unsafe { self.0.unchecked_advise_range(advice, start, end - start) }
+        // A mapping starts at a page, so the range covers whole pages of any size that divides its
+        // alignment.
+        os::memory::release(&mut self.0, start, end - start)
     }
 }
 

@@ -16,7 +16,6 @@
 use std::fmt::Write as _;
 use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -131,7 +130,7 @@ impl Timeline {
         } else {
             Ok(())
         };
-        match begun.and_then(|()| file.out.write_all_at(text.as_bytes(), file.bytes)) {
+        match begun.and_then(|()| os::files::write_all_at(&file.out, text.as_bytes(), file.bytes)) {
             Ok(()) => file.bytes += (text.len() - END.len()) as u64,
             Err(source) => {
                 file.failed = true;
@@ -165,10 +164,7 @@ pub(crate) fn begin(file: &File) -> io::Result<()> {
 pub(crate) fn open_output(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create(true).truncate(false);
-    // Without O_NONBLOCK, opening a FIFO waits for its reader. It changes nothing for regular
-    // files.
-    let file = options.custom_flags(libc::O_NONBLOCK).open(path)?;
-    regular(file)
+    regular(os::files::at_once(&mut options).open(path)?)
 }
 
 fn report(path: &Path, source: io::Error) {
@@ -463,7 +459,7 @@ mod tests {
         let fifo = path("timeline-fifo");
         test_kit::make_fifo(&fifo);
         let open = |options: &mut std::fs::OpenOptions| options.open(&fifo).unwrap();
-        let reader = || open(File::options().read(true).custom_flags(libc::O_NONBLOCK));
+        let reader = || open(os::files::at_once(File::options().read(true)));
         for has_reader in [false, true] {
             let _reader = has_reader.then(reader);
             let (send, receive) = std::sync::mpsc::channel();

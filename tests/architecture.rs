@@ -308,6 +308,7 @@ fn every_dependency_is_used() {
     let crates = [
         ".",
         "hexagon-ops",
+        "os",
         "plugin",
         "rknpu-ops",
         "scale",

@@ -1,11 +1,11 @@
 //! Finds the functions of the ggml that loads the plugin.
 #![expect(unsafe_code, reason = "the dynamic linker's interface is C")]
 
-use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::os::unix::ffi::OsStrExt;
 
-use libloading::os::unix::{Library, RTLD_LAZY};
+use libloading::Library;
+use os::libraries::{file_of, of_program, open_again};
 
 /// ggml's numbers of levels.
 // SOURCE: enum ggml_log_level, ggml.h of ggml 0.13 to 0.27.
@@ -31,8 +31,8 @@ impl Host {
     ///
     /// Other places are not searched: a process may have several copies of ggml.
     pub fn of(caller: *const c_void) -> Option<Self> {
-        let of_caller = file_of(caller).and_then(open_again);
-        [of_caller, Some(Library::this())]
+        let of_caller = file_of(caller).and_then(|file| open_again(&file));
+        [of_caller, of_program()]
             .into_iter()
             .flatten()
             .map(|library| Self {
@@ -46,7 +46,7 @@ impl Host {
         // SAFETY: nothing is called, and a type of any other size than a pointer's would fail to
         // compile below.
         let symbol = unsafe { self.library.get::<*mut c_void>(name.to_bytes_with_nul()) };
-        let address = symbol.ok()?.into_raw();
+        let address = *symbol.ok()?;
         (!address.is_null()).then_some(address)
     }
 
@@ -93,29 +93,4 @@ impl Host {
         // SAFETY: the format takes one string, which is alive during the call.
         unsafe { log(level as c_int, c"%s".as_ptr(), text.as_ptr()) };
     }
-}
-
-/// Returns the file that has the code at an address.
-fn file_of(address: *const c_void) -> Option<&'static CStr> {
-    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: the function accepts any address and writes only to `info`.
-    let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) };
-    if found == 0 {
-        return None;
-    }
-    // SAFETY: the function has found the address, so it has filled `info`.
-    let info = unsafe { info.assume_init() };
-    if info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: a string of the dynamic linker's, which is alive while the file is loaded; the code
-    // in it has called the plugin.
-    Some(unsafe { CStr::from_ptr(info.dli_fname) })
-}
-
-/// Opens a library that is already loaded.
-fn open_again(file: &CStr) -> Option<Library> {
-    let flags = libc::RTLD_NOLOAD | RTLD_LAZY;
-    // SAFETY: the library is loaded, so no code of it runs now.
-    unsafe { Library::open(Some(OsStr::from_bytes(file.to_bytes())), flags) }.ok()
 }

@@ -6,16 +6,9 @@
 //!         turn   queue   seat   call   machines of the stand-in
 //! ```
 //!
-//! A lock belongs to an open file, not to a process (`F_OFD_SETLK`, fcntl(2)). It ends when the
-//! last descriptor of that open file is closed, so a process that dies gives it back. A node has no
-//! such bytes: the kernel compares the numbers alone.
-#![expect(unsafe_code, reason = "locks on bytes are system calls")]
+//! A node has no such bytes: the kernel compares the numbers alone ([`os::locks`]).
 
-use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
-
-use libc::{c_int, c_short, off_t};
+pub use os::locks::{is_locked, lock, share, unlock};
 
 /// Byte of the process that is inside the vendor's library.
 pub const TURN: u16 = 0;
@@ -27,111 +20,3 @@ pub const SEAT: u16 = 2;
 pub const CALL: u16 = 3;
 /// First of the bytes of the stand-in's machines.
 pub const MACHINES: u16 = 4;
-
-/// Locks a byte for this open file alone. Returns `false` if another open file has a lock on it.
-///
-/// # Errors
-/// The system's error, such as `EBADF` for a file that is not open for writing.
-pub fn lock(file: &File, byte: u16) -> io::Result<bool> {
-    set(file, byte, libc::F_WRLCK)
-}
-
-/// As [`lock`], but lets other open files share the byte.
-///
-/// # Errors
-/// As for [`lock`].
-pub fn share(file: &File, byte: u16) -> io::Result<bool> {
-    set(file, byte, libc::F_RDLCK)
-}
-
-/// Gives back this open file's lock on a byte, if it has one.
-///
-/// # Errors
-/// The system's error.
-pub fn unlock(file: &File, byte: u16) -> io::Result<()> {
-    set(file, byte, libc::F_UNLCK).map(drop)
-}
-
-/// Returns `true` if another open file has a lock on a byte.
-///
-/// # Errors
-/// The system's error.
-pub fn is_locked(file: &File, byte: u16) -> io::Result<bool> {
-    let mut range = range(byte, libc::F_WRLCK);
-    call(file, libc::F_OFD_GETLK, &mut range)?;
-    Ok(c_int::from(range.l_type) != libc::F_UNLCK)
-}
-
-fn set(file: &File, byte: u16, kind: c_int) -> io::Result<bool> {
-    match call(file, libc::F_OFD_SETLK, &mut range(byte, kind)) {
-        Ok(()) => Ok(true),
-        // SOURCE: fcntl(2): a lock of another open file is EAGAIN or EACCES.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
-            Ok(false)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the C library's numbers of kinds fit into the field for them"
-)]
-fn range(byte: u16, kind: c_int) -> libc::flock {
-    libc::flock {
-        l_type: kind as c_short,
-        l_whence: libc::SEEK_SET as c_short,
-        l_start: off_t::from(byte),
-        l_len: 1,
-        // SOURCE: fcntl(2): 0 for locks of open files.
-        l_pid: 0,
-    }
-}
-
-fn call(file: &File, command: c_int, range: &mut libc::flock) -> io::Result<()> {
-    // SAFETY: the descriptor is open, and the command takes a pointer to this struct, which is
-    // alive during the call.
-    let code = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut *range) };
-    if code == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn opened_twice() -> [File; 2] {
-        let path = std::env::temp_dir().join(format!("npu-node-{}", std::process::id()));
-        let open = || {
-            let mut options = File::options();
-            options
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&path)
-        };
-        let files = [open().unwrap(), open().unwrap()];
-        std::fs::remove_file(path).unwrap();
-        files
-    }
-
-    #[test]
-    fn a_byte_is_locked_by_one_open_file_or_shared_by_all() {
-        let [a, b] = opened_twice();
-        assert!(lock(&a, TURN).unwrap() && lock(&a, TURN).unwrap());
-        assert!(!lock(&b, TURN).unwrap() && !share(&b, TURN).unwrap());
-        assert!(is_locked(&b, TURN).unwrap() && !is_locked(&a, TURN).unwrap());
-        // The other bytes are free.
-        assert!(lock(&b, QUEUE).unwrap() && share(&a, SEAT).unwrap() && share(&b, SEAT).unwrap());
-        assert!(is_locked(&a, SEAT).unwrap() && !lock(&a, SEAT).unwrap());
-        unlock(&a, TURN).unwrap();
-        assert!(lock(&b, TURN).unwrap());
-        drop(b);
-        assert!(
-            lock(&a, TURN).unwrap() && lock(&a, QUEUE).unwrap() && !is_locked(&a, SEAT).unwrap()
-        );
-    }
-}

@@ -207,17 +207,9 @@ fn check_lock(path: &Path, lock: Result<(), TryLockError>) -> Result<bool, Error
             "{} is written by another run",
             path.display()
         ))),
-        Err(TryLockError::Error(error)) if has_no_locks(&error) => Ok(false),
+        Err(TryLockError::Error(error)) if os::files::has_no_locks(&error) => Ok(false),
         Err(TryLockError::Error(error)) => Err(Error::io(path)(error)),
     }
-}
-
-/// Returns `true` for the error of a platform or a file system without locks. NFS without a lock
-/// service has ENOLCK, for which std has no kind.
-fn has_no_locks(error: &io::Error) -> bool {
-    let codes = [libc::ENOLCK, libc::EOPNOTSUPP, libc::ENOSYS];
-    let code = error.raw_os_error();
-    error.kind() == io::ErrorKind::Unsupported || code.is_some_and(|code| codes.contains(&code))
 }
 
 /// Formats a line of the journal at `path`, with its end.

@@ -3,7 +3,6 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::FromRawFd as _;
 
 use memmap2::{MmapMut, MmapRaw};
 
@@ -13,15 +12,7 @@ use memmap2::{MmapMut, MmapRaw};
 /// # Errors
 /// The system's error if it has no memory, no descriptor or no room for the mapping.
 pub fn with_descriptor(name: &CStr, bytes: u64, poison: Option<u8>) -> io::Result<(File, MmapRaw)> {
-    // SAFETY: the name is a C string, and the flags are valid.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new, and nothing else owns it.
-    let file = unsafe { File::from_raw_fd(fd) };
-    file.set_len(bytes)?;
-    let map = MmapRaw::map_raw(&file)?;
+    let (file, map) = os::memory::with_descriptor(name, bytes)?;
     if let Some(poison) = poison {
         // SAFETY: the mapping is new and `len` bytes long.
         unsafe { map.as_mut_ptr().write_bytes(poison, map.len()) };

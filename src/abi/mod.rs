@@ -99,23 +99,15 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 ///
 /// llama.cpp asks about every operation of a graph: a flag, because a comparison of process numbers
 /// is a call into the kernel each time.
-#[cfg(unix)]
 fn watch_forks() {
     extern "C" fn mark() {
         FORKED.store(true, Ordering::Relaxed);
     }
-    // SAFETY: the handler only stores into an atomic, which is allowed between fork and exec, and
-    // it is in this library, whose handlers the C library forgets when it unloads it.
-    let code = unsafe { libc::pthread_atfork(None, None, Some(mark)) };
-    if code != 0 {
-        ::log::warn!(
-            "processes that are forked from this one will not be refused: pthread_atfork gave {code}"
-        );
+    // SAFETY: the handler only stores into an atomic, which is allowed between fork and exec.
+    if let Err(error) = unsafe { os::process::on_fork(mark) } {
+        ::log::warn!("processes that are forked from this one will not be refused: {error}");
     }
 }
-
-#[cfg(not(unix))]
-fn watch_forks() {}
 
 /// Returns `true` if this process was forked from the one that opened the devices; the first time,
 /// with a log line.

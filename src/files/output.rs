@@ -3,8 +3,6 @@
 
 use std::fs::{self, Metadata};
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -59,8 +57,8 @@ impl Destination {
     /// Returns `true` if `file` is the file at the destination now, under whatever name.
     #[must_use]
     pub fn is(&self, file: &Metadata) -> bool {
-        let identity = |file: &Metadata| (file.dev(), file.ino());
-        self.old.as_ref().map(identity) == Some(identity(file))
+        let own = self.old.as_ref().and_then(os::files::identity);
+        own.is_some() && own == os::files::identity(file)
     }
 
     /// Returns `true` if both are the same place, or the same file under two names.
@@ -72,7 +70,7 @@ impl Destination {
 
 /// Returns `true` if a path ends in `/` or `/.`, which [`Path::file_name`] ignores.
 fn is_folder_name(path: &Path) -> bool {
-    let bytes = path.as_os_str().as_bytes();
+    let bytes = path.as_os_str().as_encoded_bytes();
     bytes.ends_with(b"/") || bytes.ends_with(b"/.")
 }
 
@@ -124,14 +122,15 @@ impl OutputFile {
 
     fn begin(path: &Path) -> io::Result<Self> {
         let place = Destination::of(path)?;
-        let mode = place.old.as_ref().map_or(NEW_MODE, Metadata::mode);
+        let mode = place.old.as_ref().and_then(os::files::mode);
+        let permissions = os::files::permissions(mode.unwrap_or(NEW_MODE) & 0o777);
         let mut names = unfinished();
-        let file = Builder::new()
-            .prefix(".ggml-npu-")
-            .suffix(".part")
-            .rand_bytes(16)
-            .permissions(fs::Permissions::from_mode(mode & 0o777))
-            .tempfile_in(&place.folder)?;
+        let mut builder = Builder::new();
+        builder.prefix(".ggml-npu-").suffix(".part").rand_bytes(16);
+        if let Some(permissions) = permissions {
+            builder.permissions(permissions);
+        }
+        let file = builder.tempfile_in(&place.folder)?;
         let temporary = file.path().to_path_buf();
         names.push(temporary.clone());
         Ok(Self {

@@ -25,7 +25,6 @@ mod address;
 mod batch;
 mod serving;
 mod session;
-mod signals;
 
 /// A session on an NPU.
 #[derive(Debug)]

@@ -397,7 +397,7 @@ impl Connection {
         }
         Err(Interruption {
             error: described(code, "the serving call"),
-            is_signal: [libc::EINTR, code::EINTERRUPTED, code::ERPC].contains(&code),
+            is_signal: [os::process::INTERRUPTED, code::EINTERRUPTED, code::ERPC].contains(&code),
         })
     }
 

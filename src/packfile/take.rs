@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use os::files::read_exact_at;
 
 use super::{
     CHUNK_BYTES, ChunkHash, Entry, Error, Fingerprint, LayoutTag, PackTable, Result, SourceHash,
@@ -108,7 +109,7 @@ impl Pack {
         let mut hash = ChunkHash::default();
         for (start, part) in [(entry.offset, out), (entry.offset + entry.bytes, scales)] {
             let read =
-                |at: usize, chunk: &mut [u8]| self.file.read_exact_at(chunk, start + at as u64);
+                |at: usize, chunk: &mut [u8]| read_exact_at(&self.file, chunk, start + at as u64);
             (hash.read_part(part, read)).map_err(|error| self.failed(entry, error))?;
         }
         compare(entry, hash)
@@ -125,7 +126,7 @@ impl Pack {
             piece.resize(left.min(PIECE_CHUNKS * CHUNK_BYTES), 0);
             let start = entry.offset + done as u64;
             let read =
-                |at: usize, chunk: &mut [u8]| self.file.read_exact_at(chunk, start + at as u64);
+                |at: usize, chunk: &mut [u8]| read_exact_at(&self.file, chunk, start + at as u64);
             (hash.read_part(&mut piece, read)).map_err(|error| self.failed(entry, error))?;
             put(done, &piece);
             done += piece.len();
@@ -145,7 +146,7 @@ impl Pack {
             while start < end {
                 let count =
                     usize::try_from(end - start).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
-                let read = self.file.read_exact_at(&mut chunk[..count], start);
+                let read = read_exact_at(&self.file, &mut chunk[..count], start);
                 read.map_err(|error| self.failed(entry, error))?;
                 hash.update(&chunk[..count]);
                 start += count as u64;

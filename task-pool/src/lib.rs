@@ -23,10 +23,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-mod cpu;
 mod part;
 
-use self::cpu::{Cpus, current_cpu};
+use os::threads::{Cpus, current_cpu};
 pub use part::{Divisible, SliceChunks, chunks};
 
 /// Time for which a thread spins before it sleeps, if there is a CPU for each thread of the pool.

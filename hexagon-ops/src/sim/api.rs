@@ -49,7 +49,7 @@ fn allocate(slot: usize, symbol: &str, bytes: usize) -> *mut c_void {
     };
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(address)) => address,
-        Ok(Err(-1)) => libc::MAP_FAILED,
+        Ok(Err(-1)) => os::memory::MAP_FAILED,
         _ => std::ptr::null_mut(),
     }
 }

@@ -23,8 +23,6 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -83,7 +81,7 @@ impl Allocation {
             }),
         };
         Ok(Self {
-            fd: file.as_raw_fd(),
+            fd: os::memory::number(&file),
             file: Mutex::new(Some(file)),
             host,
             apart,
@@ -96,12 +94,8 @@ impl Allocation {
 
     /// Returns `true` if a descriptor is of this memory: its own, or a duplicate.
     fn is_behind(&self, fd: i32) -> bool {
-        let same = |file: &File| {
-            let own = file.metadata().ok()?;
-            let other = std::fs::metadata(format!("/proc/self/fd/{fd}")).ok()?;
-            Some((own.dev(), own.ino()) == (other.dev(), other.ino()))
-        };
-        self.fd == fd || lock(&self.file).as_ref().and_then(same) == Some(true)
+        let same = |file: &File| os::memory::is_behind(file, fd);
+        self.fd == fd || lock(&self.file).as_ref().is_some_and(same)
     }
 
     /// Closes its descriptor.

@@ -4,10 +4,10 @@
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use memmap2::MmapRaw;
+use os::memory::Descriptor;
 
 use super::node::Kernel;
 
@@ -78,7 +78,7 @@ pub trait Driver: Debug + Send + Sync {
     ///
     /// # Errors
     /// The driver's; `Unsupported` if it imports none.
-    fn import(self: Arc<Self>, buffer: OwnedFd) -> io::Result<Object>;
+    fn import(self: Arc<Self>, buffer: Descriptor) -> io::Result<Object>;
 
     /// Syncs a range of bytes of an object, or more of it.
     ///
@@ -115,7 +115,7 @@ pub struct Object {
     pub(super) identity: u64,
     address: u32,
     map: Option<MmapRaw>,
-    descriptor: Option<OwnedFd>,
+    descriptor: Option<Descriptor>,
     /// It is a dma-buf that the driver did not make.
     pub(super) is_imported: bool,
     bytes: usize,
@@ -149,7 +149,7 @@ impl Object {
         mut self,
         address: u64,
         map: MmapRaw,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Descriptor>,
     ) -> io::Result<Self> {
         // Command words have 32 bits for addresses.
         self.address = u32::try_from(address)
@@ -191,14 +191,14 @@ impl Object {
     }
 
     /// Returns its dma-buf, if it is one.
-    pub(super) fn buffer(&self) -> Option<BorrowedFd<'_>> {
-        self.descriptor.as_ref().map(AsFd::as_fd)
+    pub(super) fn buffer(&self) -> Option<&Descriptor> {
+        self.descriptor.as_ref()
     }
 
     /// Returns the descriptor of its dma-buf; -1 if the driver has none.
     #[must_use]
     pub fn descriptor(&self) -> i32 {
-        self.descriptor.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+        self.descriptor.as_ref().map_or(-1, Descriptor::number)
     }
 
     /// Returns the CPU's address of the first byte.

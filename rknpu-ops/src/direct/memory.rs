@@ -8,13 +8,12 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, Weak};
 
+use os::memory::Descriptor;
 use sim_common::lock;
 
 use super::driver::{Direction, Driver, Object, Purpose};
-use super::node::dma_buf;
 use crate::ffi::{MemSync, TensorMem, code, mem_flags};
 
 /// A part of an object.
@@ -75,10 +74,16 @@ impl Region {
     }
 }
 
-/// Returns a descriptor that the caller of the C API has, if it is one.
-fn borrow<'a>(descriptor: i32) -> Option<BorrowedFd<'a>> {
+/// Returns a duplicate of a descriptor that the caller of the C API has.
+///
+/// # Errors
+/// `InvalidInput` for a number that is none; the system's.
+fn duplicate(descriptor: i32) -> io::Result<Descriptor> {
+    if descriptor < 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     // SAFETY: the C contract: the descriptor is open during the call.
-    (descriptor >= 0).then(|| unsafe { BorrowedFd::borrow_raw(descriptor) })
+    unsafe { Descriptor::duplicate(descriptor) }
 }
 
 /// Puts an object into a list, without those that are gone.
@@ -190,17 +195,17 @@ impl Memories {
 
     /// Returns the object of a dma-buf, which is imported if it is not known.
     fn import(&self, driver: &Arc<dyn Driver>, descriptor: i32) -> io::Result<Arc<Object>> {
-        let buffer = borrow(descriptor).ok_or(io::ErrorKind::InvalidInput)?;
+        let buffer = duplicate(descriptor)?;
         // Locked until it is in the list.
         let mut buffers = lock(&self.buffers);
         let known = buffers.iter().filter_map(Weak::upgrade).find(|object| {
             let own = object.buffer();
-            object.is_of(driver) && own.is_some_and(|own| dma_buf::are_same(own, buffer))
+            object.is_of(driver) && own.is_some_and(|own| own.is_same(&buffer))
         });
         if let Some(object) = known {
             return Ok(object);
         }
-        let object = Arc::clone(driver).import(buffer.try_clone_to_owned()?)?;
+        let object = Arc::clone(driver).import(buffer)?;
         Ok(keep(&mut buffers, object))
     }
 

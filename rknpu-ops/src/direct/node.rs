@@ -4,12 +4,10 @@
 use std::fmt::Debug;
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
+use os::memory::Descriptor;
 
 /// A kernel's driver for the NPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +90,7 @@ pub trait Node: Debug + Send + Sync {
     ///
     /// # Errors
     /// The system's error; `NotFound` without such a heap.
-    fn heap(&self, bytes: usize) -> io::Result<OwnedFd> {
+    fn heap(&self, bytes: usize) -> io::Result<Descriptor> {
         dma_buf::allocate(bytes)
     }
 
@@ -100,7 +98,7 @@ pub trait Node: Debug + Send + Sync {
     ///
     /// # Errors
     /// The system's error.
-    fn sync_buffer(&self, buffer: BorrowedFd, flags: u64) -> io::Result<()> {
+    fn sync_buffer(&self, buffer: &Descriptor, flags: u64) -> io::Result<()> {
         dma_buf::sync(buffer, flags)
     }
 }
@@ -187,7 +185,7 @@ impl Node for DeviceNode {
         assert_eq!(argument.len(), bytes, "the struct of ioctl {number:#x}");
         // SAFETY: the function accesses as many bytes as its number says, which `argument` has, and
         // they hold no addresses by the trait's contract.
-        unsafe { call(&self.file, number, argument.as_mut_ptr()) }
+        unsafe { os::node::call(&self.file, number, argument.as_mut_ptr()) }
     }
 
     fn ioctl_linked(&self, number: u32, bytes: &mut [u8], links: &[Link]) -> io::Result<()> {
@@ -198,7 +196,7 @@ impl Node for DeviceNode {
         }
         // SAFETY: the function accesses as many bytes as its number says, which `bytes` has, and
         // what their addresses lead to, which is inside of `bytes` by the trait's contract.
-        unsafe { call(&self.file, number, bytes.as_mut_ptr()) }
+        unsafe { os::node::call(&self.file, number, bytes.as_mut_ptr()) }
     }
 
     fn map(&self, offset: u64, bytes: usize) -> io::Result<MmapRaw> {
@@ -210,11 +208,7 @@ impl Node for DeviceNode {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    File::options()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
-        .open(path)
+    os::files::at_once(File::options().read(true).write(true)).open(path)
 }
 
 /// Returns the driver's name; an empty one for a file that is no DRM node.
@@ -226,9 +220,9 @@ fn driver(file: &File) -> io::Result<String> {
     version[3] = name.as_mut_ptr().expose_provenance() as u64;
     // SAFETY: the struct of this function, which is alive, as is the place for the name that it
     // gives with its length.
-    match unsafe { call(file, DRM_VERSION, version.as_mut_ptr().cast()) } {
+    match unsafe { os::node::call(file, DRM_VERSION, version.as_mut_ptr().cast()) } {
         Ok(()) => {}
-        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => return Ok(String::new()),
+        Err(error) if os::node::is_unknown_call(&error) => return Ok(String::new()),
         Err(error) => return Err(error),
     }
     // The driver gives the whole length, and fills what there is room for.
@@ -236,27 +230,8 @@ fn driver(file: &File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&name[..bytes]).into_owned())
 }
 
-/// Returns the time of the clock that drivers' deadlines are of.
-///
-/// # Errors
-/// The system's error.
-pub(super) fn monotonic() -> io::Result<Duration> {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the place is this function's own.
-    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let seconds = Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0));
-    Ok(seconds + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0)))
-}
-
 /// Memory that drivers share by descriptors.
 pub mod dma_buf {
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     /// The access reads.
@@ -273,62 +248,22 @@ pub mod dma_buf {
     const ALLOC: u32 = 0xc018_4800;
     const HEAP: &str = "/dev/dma_heap/system";
 
-    /// Returns the bytes of a dma-buf.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub(in super::super) fn bytes(buffer: &OwnedFd) -> io::Result<usize> {
-        // SAFETY: a function of numbers; the descriptor is open.
-        let end = unsafe { libc::lseek(buffer.as_raw_fd(), 0, libc::SEEK_END) };
-        usize::try_from(end).map_err(|_| io::Error::last_os_error())
-    }
-
-    /// Returns `true` if two descriptors are of one dma-buf.
-    pub(in super::super) fn are_same(one: BorrowedFd, other: BorrowedFd) -> bool {
-        let identity = |buffer: BorrowedFd| {
-            let file = File::from(buffer.try_clone_to_owned()?);
-            let metadata = file.metadata()?;
-            io::Result::Ok((metadata.dev(), metadata.ino()))
-        };
-        matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
-    }
-
-    pub(super) fn sync(buffer: BorrowedFd, flags: u64) -> io::Result<()> {
+    pub(super) fn sync(buffer: &Descriptor, flags: u64) -> io::Result<()> {
         let mut argument = flags.to_ne_bytes();
         // SAFETY: the function's struct is these eight bytes.
-        unsafe { call(&buffer, SYNC, argument.as_mut_ptr()) }
+        unsafe { os::node::call_buffer(buffer, SYNC, argument.as_mut_ptr()) }
     }
 
-    pub(super) fn allocate(bytes: usize) -> io::Result<OwnedFd> {
+    pub(super) fn allocate(bytes: usize) -> io::Result<Descriptor> {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{HEAP}: {error}"));
         let heap = open(Path::new(HEAP)).map_err(named)?;
-        let flags = (libc::O_CLOEXEC | libc::O_RDWR).cast_unsigned();
         // Length; descriptor and its flags; flags of the heap.
-        let mut argument = [bytes as u64, u64::from(flags) << 32, 0];
+        let mut argument = [bytes as u64, u64::from(os::node::READ_WRITE) << 32, 0];
         // SAFETY: the function's struct is these 24 bytes.
-        unsafe { call(&heap, ALLOC, argument.as_mut_ptr().cast()) }.map_err(named)?;
+        unsafe { os::node::call(&heap, ALLOC, argument.as_mut_ptr().cast()) }.map_err(named)?;
         let [b0, b1, b2, b3, ..] = argument[1].to_ne_bytes();
         let descriptor = i32::from_ne_bytes([b0, b1, b2, b3]);
         // SAFETY: the heap made this descriptor for the caller, who owns it alone.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
-    }
-}
-
-/// Calls a function, again if a signal interrupted it.
-///
-/// # Safety
-/// - `argument` is the function's struct, and addresses in it are valid.
-unsafe fn call(file: &impl AsFd, number: u32, argument: *mut u8) -> io::Result<()> {
-    loop {
-        // The C libraries disagree about the type of the number.
-        let request = number as _;
-        // SAFETY: passed on to the caller; the descriptor is open.
-        if unsafe { libc::ioctl(file.as_fd().as_raw_fd(), request, argument) } >= 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != ErrorKind::Interrupted {
-            return Err(error);
-        }
+        Ok(unsafe { Descriptor::adopt(descriptor) })
     }
 }

@@ -7,10 +7,9 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Once};
 
-use memmap2::MmapOptions;
+use os::memory::Descriptor;
 
 use super::argument::Argument;
 use super::core::{BODY, stream_address};
@@ -175,15 +174,15 @@ impl Rknpu {
     }
 
     /// Returns the dma-buf of an object.
-    fn export(&self, handle: u32) -> io::Result<OwnedFd> {
+    fn export(&self, handle: u32) -> io::Result<Descriptor> {
         // SOURCE: O_CLOEXEC and O_RDWR are DRM_CLOEXEC and DRM_RDWR, drm.h.
         let exported = Argument::<12>::ZERO
             .u32(0, handle)
-            .u32(4, (libc::O_CLOEXEC | libc::O_RDWR).cast_unsigned())
+            .u32(4, os::node::READ_WRITE)
             .call(&*self.node, number::PRIME_HANDLE_TO_FD)?;
         let descriptor = i32::from_ne_bytes(exported.read(8));
         // SAFETY: the driver made this descriptor for the caller, who owns it alone.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        Ok(unsafe { Descriptor::adopt(descriptor) })
     }
 
     fn free(&self, handle: u32, identity: u64) -> io::Result<()> {
@@ -278,10 +277,10 @@ impl Driver for Rknpu {
             .finish()
     }
 
-    fn import(self: Arc<Self>, buffer: OwnedFd) -> io::Result<Object> {
-        let bytes = dma_buf::bytes(&buffer)?;
+    fn import(self: Arc<Self>, buffer: Descriptor) -> io::Result<Object> {
+        let bytes = buffer.bytes()?;
         let imported = Argument::<12>::ZERO
-            .with(8, buffer.as_raw_fd().to_ne_bytes())
+            .with(8, buffer.number().to_ne_bytes())
             .call(&*self.node, number::PRIME_FD_TO_HANDLE)?;
         let handle = imported.read_u32(0);
         let driver = Arc::clone(&self);
@@ -292,7 +291,7 @@ impl Driver for Rknpu {
             .u32(0, handle)
             .call(&*self.node, number::MEM_CREATE)?;
         object.identity = described.read_u64(16);
-        let map = MmapOptions::new().len(bytes).map_raw(&buffer)?;
+        let map = buffer.map(bytes)?;
         object.place(described.read_u64(24), map, Some(buffer))
     }
 

@@ -10,15 +10,16 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use os::memory::Descriptor;
+
 use super::argument::Argument;
 use super::core::{WORDS, stream_address};
 use super::driver::{Direction, Driver, Job, Object, Purpose, page_bytes};
-use super::node::{self, Kernel, Link, Node};
+use super::node::{Kernel, Link, Node};
 
 mod status;
 
@@ -68,7 +69,7 @@ impl Rocket {
 
     /// Waits until no job writes an object, and makes its bytes visible to the CPU.
     fn prepare(&self, object: &Object) -> io::Result<()> {
-        let deadline = node::monotonic()? + WAIT;
+        let deadline = os::node::monotonic()? + WAIT;
         let deadline = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
         Argument::<16>::ZERO
             .u32(0, object.handle)
@@ -201,7 +202,7 @@ impl Driver for Rocket {
         Ok(object)
     }
 
-    fn import(self: Arc<Self>, _buffer: OwnedFd) -> io::Result<Object> {
+    fn import(self: Arc<Self>, _buffer: Descriptor) -> io::Result<Object> {
         let text = "rocket imports no dma-bufs";
         Err(io::Error::new(io::ErrorKind::Unsupported, text))
     }

@@ -11,9 +11,8 @@
 //! SOURCE: vendor kernel driver 0.9.8, rknpu_iommu.c: the domains are the device's, not an open
 //! file's.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -43,12 +42,12 @@ impl SharedNode {
     /// The system's error, or `ResourceBusy` if too many machines share it.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
-        options.read(true).write(true).mode(0o666);
+        options.read(true).write(true);
         let file = match options.open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let file = options.create(true).truncate(false).open(path)?;
                 // Other users' processes open it, too, so the umask may not restrict it.
-                file.set_permissions(Permissions::from_mode(0o666))?;
+                os::files::open_to_all(&file)?;
                 file
             }
             other => other?,
@@ -110,7 +109,7 @@ impl SharedNode {
     fn write(&self, used: [u64; DOMAINS]) -> io::Result<()> {
         let bytes: Vec<u8> = used.iter().flat_map(|bytes| bytes.to_ne_bytes()).collect();
         let place = u64::from(self.number) * RECORD_BYTES;
-        self.file.write_all_at(&bytes, place)
+        os::files::write_all_at(&self.file, &bytes, place)
     }
 
     /// Returns the numbers of a machine; zeros for one that has written none.
@@ -118,7 +117,7 @@ impl SharedNode {
         let mut bytes = [0; DOMAINS * size_of::<u64>()];
         let place = u64::from(number) * RECORD_BYTES;
         let mut used = [0; DOMAINS];
-        if self.file.read_exact_at(&mut bytes, place).is_ok() {
+        if os::files::read_exact_at(&self.file, &mut bytes, place).is_ok() {
             for (used, bytes) in used.iter_mut().zip(bytes.as_chunks().0) {
                 *used = u64::from_ne_bytes(*bytes);
             }

@@ -19,7 +19,6 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
@@ -362,7 +361,7 @@ impl MemoryTable {
                 let mem = TensorMem {
                     virt_addr: allocation.map.as_mut_ptr().cast(),
                     phys_addr: 0,
-                    fd: allocation.file.as_raw_fd(),
+                    fd: os::memory::number(&allocation.file),
                     offset: 0,
                     size,
                     flags: mem_flags::ALLOC_INSIDE,
@@ -393,7 +392,9 @@ impl MemoryTable {
         let parent = entries
             .values()
             .map(|entry| &entry.region.allocation)
-            .find(|allocation| allocation.file.as_raw_fd() == fd && allocation.domain == domain);
+            .find(|allocation| {
+                os::memory::number(&allocation.file) == fd && allocation.domain == domain
+            });
         let Some(parent) = parent else {
             vendor_error!("failed to convert fd({fd}) to handle, errno 12");
             return std::ptr::null_mut();

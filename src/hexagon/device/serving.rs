@@ -6,7 +6,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::hexagon::device::signals;
 use crate::hexagon::driver::{Connection, Interruption, Served};
 
 /// Time for which the DSP polls an empty ring before its call returns: an idle NPU draws no power,
@@ -114,7 +113,7 @@ pub(super) fn serve_on_thread(
         }
     };
     let builder = std::thread::Builder::new().name(format!("{device}-serve"));
-    signals::blocked(|| builder.spawn(life)).map_err(|source| Error::Thread {
+    os::process::without_signals(|| builder.spawn(life)).map_err(|source| Error::Thread {
         device: device.into(),
         source,
     })

@@ -13,12 +13,12 @@
 
 use std::ffi::c_int;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hexagon_ops::ffi::{self, code};
+use os::memory::Descriptor;
 
 use super::{Connection, FastRpc, Quiet, check};
 use crate::error::{Error, Result};
@@ -49,7 +49,7 @@ struct Rpcmem {
 struct Announcement {
     is_there: bool,
     /// The descriptor by whose number the memory is announced, if it is not the memory's own.
-    duplicate: Option<OwnedFd>,
+    duplicate: Option<Descriptor>,
 }
 
 /// Numbers of descriptors under which memory is announced in turns: the library may list a number
@@ -154,7 +154,7 @@ impl Rpcmem {
     /// Returns the number by which the DSP maps it.
     fn number(&self) -> c_int {
         let announcement = self.announcement();
-        (announcement.duplicate.as_ref()).map_or(self.fd, AsRawFd::as_raw_fd)
+        (announcement.duplicate.as_ref()).map_or(self.fd, Descriptor::number)
     }
 
     /// Lets the DSP map it; does nothing if the DSP already may.
@@ -170,11 +170,10 @@ impl Rpcmem {
             && refused.len() < MOST_NUMBERS
         {
             // SAFETY: rpcmem keeps the descriptor open as long as the memory.
-            let own = unsafe { BorrowedFd::borrow_raw(self.fd) };
-            let Ok(duplicate) = own.try_clone_to_owned() else {
+            let Ok(duplicate) = (unsafe { Descriptor::duplicate(self.fd) }) else {
                 break;
             };
-            code = self.announce_as(duplicate.as_raw_fd());
+            code = self.announce_as(duplicate.number());
             refused.extend(announcement.duplicate.replace(duplicate));
         }
         check("fastrpc_mmap", code, || self.size())?;

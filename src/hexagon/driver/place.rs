@@ -4,8 +4,7 @@
     reason = "asks the loader for an address, and sets a variable"
 )]
 
-use std::ffi::{CStr, OsStr, c_void};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{OsStr, c_void};
 use std::path::{Path, PathBuf};
 
 use hexagon_ops::ffi::Domain;
@@ -26,7 +25,7 @@ pub(super) const LIBRARIES: &[&str] = &[
 pub fn device_node(folder: &Path) -> Option<PathBuf> {
     let names = std::fs::read_dir(folder).ok()?.flatten();
     let is_node = |name: &OsStr| {
-        let name = name.as_bytes();
+        let name = name.as_encoded_bytes();
         name.starts_with(b"fastrpc-cdsp") || name.starts_with(b"adsprpc-smd")
     };
     let nodes = names.filter(|entry| is_node(&entry.file_name()));
@@ -62,20 +61,8 @@ pub fn offer_own_folder() {
 
 /// Returns the folder of the file that this code was loaded from.
 fn own_folder() -> Option<PathBuf> {
-    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    let own = own_folder as *const c_void;
-    // SAFETY: an address, and room for the answer.
-    if unsafe { libc::dladdr(own, info.as_mut_ptr()) } == 0 {
-        return None;
-    }
-    // SAFETY: filled, and valid when zero.
-    let name = unsafe { info.assume_init() }.dli_fname;
-    if name.is_null() {
-        return None;
-    }
-    // SAFETY: a C string of the loader, which lives as long as this code.
-    let name = unsafe { CStr::from_ptr(name) };
-    let path = file_called(Path::new(OsStr::from_bytes(name.to_bytes())))?;
+    let name = os::libraries::file_of(own_folder as *const c_void)?;
+    let path = file_called(&name)?;
     path.parent().map(Path::to_path_buf)
 }
 
@@ -92,8 +79,10 @@ fn file_called(name: &Path) -> Option<PathBuf> {
 
 fn has_dsp_library(folder: &Path) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    (entries.map(|entry| entry.file_name()))
-        .any(|name| name.as_bytes().starts_with(b"libggml_rust_npu_skel_v"))
+    (entries.map(|entry| entry.file_name())).any(|name| {
+        name.as_encoded_bytes()
+            .starts_with(b"libggml_rust_npu_skel_v")
+    })
 }
 
 #[cfg(test)]

@@ -14,11 +14,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+use os::files::{at_once, at_once_without_links};
 use rknpu_ops::node::{self, QUEUE, SEAT, TURN};
 
 use super::neighbour;
@@ -67,7 +67,7 @@ impl Seat {
         match nodes {
             Nodes::Machine => take(&Places::system()),
             Nodes::File(path) => {
-                let file = open(path, 0).map_err(|error| busy(path, error.to_string()))?;
+                let file = open(path, at_once).map_err(|error| busy(path, error.to_string()))?;
                 Self::of(vec![(path.clone(), file)])
             }
             Nodes::Private => Self::of(Vec::new()),
@@ -265,7 +265,7 @@ fn take(places: &Places) -> Result<Seat> {
     let mut opened = Vec::new();
     let mut refused = None;
     for node in &nodes {
-        match open(node, 0) {
+        match open(node, at_once) {
             Ok(file) => opened.push((node.clone(), file)),
             Err(error) => refused = Some((node, error)),
         }
@@ -315,12 +315,8 @@ fn nodes(places: &Places) -> Vec<PathBuf> {
 }
 
 /// Opens what may be locked. It is neither created nor written to, and a FIFO does not block.
-fn open(path: &Path, flags: i32) -> io::Result<File> {
-    File::options()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NONBLOCK | flags)
-        .open(path)
+fn open(path: &Path, how: fn(&mut OpenOptions) -> &mut OpenOptions) -> io::Result<File> {
+    how(File::options().read(true).write(true)).open(path)
 }
 
 /// Opens a file in the first of `folders` that has one or takes one.
@@ -338,11 +334,11 @@ fn lock_file(folders: &[PathBuf]) -> Result<(PathBuf, File)> {
                 .create_new(true)
                 .open(&path)?;
             // Whatever the user's umask is: others lock it, too, and a lock needs write access.
-            file.set_permissions(fs::Permissions::from_mode(0o666))?;
+            os::files::open_to_all(&file)?;
             Ok(file)
         };
         // Everyone may write to such a folder, so a link there leads anywhere.
-        let existing = || open(&path, libc::O_NOFOLLOW);
+        let existing = || open(&path, at_once_without_links);
         let file = existing().or_else(|error| match error.kind() {
             ErrorKind::NotFound => created(),
             _ => Err(error),

@@ -7,7 +7,7 @@ use crate::rockchip::caps;
 
 /// Raises the limit of open files as far as the system allows, and warns if that is little.
 pub fn raise_file_limit() {
-    match rlimit::increase_nofile_limit(caps::FILE_DESCRIPTORS) {
+    match os::process::raise_file_limit(caps::FILE_DESCRIPTORS) {
         Ok(limit) if limit >= caps::FILE_DESCRIPTORS => {}
         Ok(limit) => log::warn!(
             "at most {limit} files can be open; large models may need {} (ulimit -n)",
@@ -21,7 +21,7 @@ pub fn raise_file_limit() {
 #[must_use]
 pub fn file_limit() -> u64 {
     // SOURCE: 1024 is the usual soft limit of Linux, should the system not tell.
-    rlimit::getrlimit(rlimit::Resource::NOFILE).map_or(1024, |(soft, _)| soft)
+    os::process::file_limit().unwrap_or(1024)
 }
 
 /// Most file descriptors that a context of the library takes.
@@ -37,6 +37,6 @@ pub fn file_limit_reached(needed: u64) -> Option<u64> {
     // All at once: a call that failed has closed those that it got.
     let files: io::Result<Vec<File>> = (0..needed).map(|_| File::open("/dev/null")).collect();
     let error = files.err()?;
-    let (limit, _) = rlimit::getrlimit(rlimit::Resource::NOFILE).ok()?;
+    let limit = os::process::file_limit().ok()?;
     (error.raw_os_error() == Some(EMFILE)).then_some(limit)
 }

@@ -5,7 +5,6 @@
 //! which the pages of docs/guide for the three kinds of device repeat.
 
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use regex_lite::Regex;
@@ -221,8 +220,9 @@ impl Machine<'_> {
             return;
         }
         let group = path.metadata().ok().and_then(|facts| {
-            let for_group = facts.permissions().mode() & 0o060 == 0o060;
-            (for_group && facts.gid() != 0).then(|| self.group(facts.gid()))
+            let for_group = os::files::mode(&facts)? & 0o060 == 0o060;
+            let number = os::files::group(&facts).filter(|number| for_group && *number != 0)?;
+            Some(self.group(number))
         });
         lines.push(match group {
             Some(group) => format!(

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, IntoRawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -15,6 +15,7 @@ use ggml_rust_npu::rockchip::driver::Rknn;
 use ggml_rust_npu::rockchip::driver::lock::Nodes;
 use ggml_rust_npu::rockchip::{RkDevice, selftest};
 use memmap2::{MmapOptions, MmapRaw};
+use os::memory::Descriptor;
 use rknpu_ops::direct::node::{self, Link, Node};
 use rknpu_ops::ffi::{Layout, MatmulType};
 use rknpu_ops::layout::Soc;
@@ -132,20 +133,22 @@ impl Node for Emulated {
         MmapOptions::new().len(bytes).map_raw(&file)
     }
 
-    fn heap(&self, bytes: usize) -> io::Result<OwnedFd> {
+    fn heap(&self, bytes: usize) -> io::Result<Descriptor> {
         if matches!(self.change, Change::NoExport { has_heap: true }) {
             self.calls.heap.fetch_add(1, Ordering::Relaxed);
-            return dma_buf::foreign(&vec![0; bytes]);
+            let number = dma_buf::foreign(&vec![0; bytes])?.into_raw_fd();
+            // SAFETY: the descriptor is new, and nothing else owns it.
+            return Ok(unsafe { Descriptor::adopt(number) });
         }
         Err(io::ErrorKind::NotFound.into())
     }
 
-    fn sync_buffer(&self, buffer: BorrowedFd, flags: u64) -> io::Result<()> {
+    fn sync_buffer(&self, buffer: &Descriptor, flags: u64) -> io::Result<()> {
         let index = self.calls.syncs.fetch_add(1, Ordering::Relaxed);
         if matches!(self.change, Change::NoSync(skipped) if skipped == index) {
             return Ok(());
         }
-        let synced = self.kernel.sync_buffer(buffer.as_raw_fd(), flags);
+        let synced = self.kernel.sync_buffer(buffer.number(), flags);
         synced.map_err(io::Error::from_raw_os_error)
     }
 }

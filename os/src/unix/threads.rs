@@ -1,9 +1,9 @@
-//! CPU affinity of threads.
+//! The CPUs of a thread.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 /// The CPUs to which a thread is bound.
-pub(super) struct Cpus(CpuSet);
+pub struct Cpus(CpuSet);
 
 fn contains(set: &CpuSet, cpu: usize) -> bool {
     cpu < CpuSet::MAX_CPU && set.is_set(cpu)
@@ -12,7 +12,8 @@ fn contains(set: &CpuSet, cpu: usize) -> bool {
 impl Cpus {
     /// Binds the calling thread to those of `cpus` that it may use, or to all that it may use if
     /// `cpus` contains none of them.
-    pub(super) fn of_thread(cpus: &[usize]) -> Self {
+    #[must_use]
+    pub fn of_thread(cpus: &[usize]) -> Self {
         let Ok(allowed) = sched_getaffinity(None) else {
             return Self(CpuSet::new());
         };
@@ -26,7 +27,7 @@ impl Cpus {
     }
 
     /// Binds the calling thread to its CPUs without `cpu`, if another one remains.
-    pub(super) fn leave(&self, cpu: usize) {
+    pub fn leave(&self, cpu: usize) {
         let mut others = self.0;
         if contains(&others, cpu) {
             others.unset(cpu);
@@ -44,7 +45,8 @@ fn keep_to(cpus: &CpuSet) {
 }
 
 /// Returns the CPU on which the calling thread runs.
-pub(super) fn current_cpu() -> Option<usize> {
+#[must_use]
+pub fn current_cpu() -> Option<usize> {
     // Miri has no CPU numbers.
     (!cfg!(miri)).then(sched_getcpu)
 }

@@ -1,0 +1,9 @@
+//! The Unix half.
+
+pub mod files;
+pub mod libraries;
+pub mod locks;
+pub mod memory;
+pub mod node;
+pub mod process;
+pub mod threads;
