@@ -2,12 +2,13 @@
 """Checks of the source that rustc does not make: Python by ruff, C by clang-format, workflows by actionlint, lock files, the
 oldest Rust, and dependencies.
 
-Usage: lint.py python|c|actions|locks|msrv|deny...
+Usage: lint.py python|c|actions|locks|windows|msrv|deny...
 
 python, c  with the pinned ruff and clang-format of requirements-lint.txt, installed into target/tools; names that scripts
            take from each other
 actions    the workflows of .github, each action named by the hash of a commit
 locks      every Cargo.lock has the dependencies of its Cargo.toml
+windows    library, plugin and tool compile for Windows; skipped without Rust's parts for it
 msrv       builds everything, tests included, with the `rust-version` of Cargo.toml; skipped without that toolchain
 deny       licences, sources and security advisories of all dependencies by cargo-deny and deny.toml; skipped without it
 """
@@ -123,6 +124,27 @@ def msrv():
         LOGS / "msrv.log", cwd=ROOT)
 
 
+# 64-bit Windows on x86 and Arm, of which Rust needs no C compiler to check code.
+WINDOWS = ["x86_64-pc-windows-gnu", "aarch64-pc-windows-gnullvm"]
+
+
+def windows():
+    if shutil.which("rustup") is None:
+        raise Missing("rustup is not installed")
+    add = ["rustup", "target", "add"]
+    listed = subprocess.run(["rustup", "target", "list", "--installed"], cwd=ROOT, capture_output=True, text=True).stdout
+    missing = [target for target in WINDOWS if target not in listed.split()]
+    if missing and not may_install():
+        raise Missing(f"no Rust for Windows: {' '.join(add + missing)}, or INSTALL=1 make lint")
+    if missing:
+        run(add + missing, LOGS / "windows-rustup.log", cwd=ROOT)
+    for target in WINDOWS:
+        # Without ggml's headers the glue is not compiled, for which this machine has no compiler.
+        run(["cargo", "check", "--locked", "--target", target, "--target-dir", TARGET / "windows", "-p", "ggml-rust-npu",
+             "-p", "ggml-rust-npu-plugin", "-p", "ggml-npu"], LOGS / f"{target}.log", dict(tool_env(), GGML_INCLUDE=""),
+            cwd=ROOT)
+
+
 def deny():
     if shutil.which("cargo-deny", path=tool_env()["PATH"]) is None:
         raise Missing("cargo-deny is not installed: cargo install --locked cargo-deny")
@@ -147,11 +169,11 @@ def locks():
             cwd=ROOT)
 
 
-CHECKS = {"python": python, "c": c, "actions": actions, "locks": locks, "msrv": msrv, "deny": deny}
+CHECKS = {"python": python, "c": c, "actions": actions, "locks": locks, "windows": windows, "msrv": msrv, "deny": deny}
 
 
 def main():
-    for name in sys.argv[1:] or ["python", "c", "actions", "locks"]:
+    for name in sys.argv[1:] or ["python", "c", "actions", "locks", "windows"]:
         if name not in CHECKS:
             raise Problem(f"unknown check {name}; one of {', '.join(CHECKS)}")
         try:

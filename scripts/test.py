@@ -129,7 +129,7 @@ def step_lint(tally):
                                    "--target-dir", TARGET, "--", "-D", "warnings"])
     command(tally, "doc", ["cargo", "doc", "--locked", "--workspace", "--no-deps"],
             dict(tool_env(), RUSTDOCFLAGS="-D warnings"))
-    for name in ("python", "c", "actions", "locks"):
+    for name in ("python", "c", "actions", "locks", "windows"):
         command(tally, f"lint-{name}", [sys.executable, ROOT / "scripts" / "lint.py", name])
     for name in ("sentences", "comments", "names"):
         command(tally, f"lint-{name}", [sys.executable, ROOT / "scripts" / f"{name}.py"])
@@ -296,7 +296,7 @@ def sampled_ops(tally, chip, repack, floor):
 
 # Chips that differ in layouts or arithmetic.
 ROCKCHIPS = ["rk3588", "rk3576", "rk3566"]
-HEXAGONS = ["hexagon-v68", "hexagon-v68-hvx", "hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81"]
+HEXAGONS = ["hexagon-v68", "hexagon-v68-hvx", "hexagon-v69", "hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81"]
 
 
 def step_all_ops(tally):
