@@ -70,9 +70,15 @@ vector_ops! {
     /// Returns the words of `a` shifted right by the counts in `count` (0 to 31), zeros shifted in:
     /// `Q6_Vw_vlsr_VwVw`.
     shr_w_each(a, count) = Q6_Vw_vlsr_VwVw(a, count);
+    /// Returns the unsigned halfwords of `a` shifted right by the counts in `count` (0 to 15):
+    /// `Q6_Vh_vlsr_VhVh`.
+    shr_h_each(a, count) = Q6_Vh_vlsr_VhVh(a, count);
     /// Returns the low words of the products of words of `a` and the signed upper halves of words
     /// of `b`: `Q6_Vw_vmpyio_VwVh`.
     mul_odd(a, b) = Q6_Vw_vmpyio_VwVh(a, b);
+    /// Returns the products of words of `a` and the signed upper halves of words of `b`, divided by
+    /// 2^15, rounded, and limited to a word: `Q6_Vw_vmpyo_VwVh_s1_rnd_sat`.
+    mul_odd_parts(a, b) = Q6_Vw_vmpyo_VwVh_s1_rnd_sat(a, b);
     /// Returns `acc` plus the low words of the products of words of `a` and the signed lower halves
     /// of words of `b`: `Q6_Vw_vmpyieacc_VwVwVh`.
     mul_even_acc(acc, a, b) = Q6_Vw_vmpyieacc_VwVwVh(acc, a, b);

@@ -254,6 +254,19 @@ pub fn mul_odd(a: Vector, b: Vector) -> Vector {
     lanes!(i32, 32; a, b => a.wrapping_mul(b >> 16))
 }
 
+/// Returns the products of words of `a` and the signed upper halves of words of `b`, divided by
+/// 2^15, rounded, and limited to a word: `Q6_Vw_vmpyo_VwVh_s1_rnd_sat`.
+#[must_use]
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "limited to a word before")]
+pub fn mul_odd_parts(a: Vector, b: Vector) -> Vector {
+    lanes!(i32, 32; a, b => {
+        let product = i64::from(a) * i64::from(b >> 16);
+        let rounded = ((product >> 14) + 1) >> 1;
+        rounded.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32
+    })
+}
+
 /// Returns `acc` plus the low words of the products of words of `a` and the signed lower halves of
 /// words of `b`: `Q6_Vw_vmpyieacc_VwVwVh`.
 #[must_use]
@@ -288,6 +301,14 @@ pub fn shr_w(a: Vector, count: i32) -> Vector {
 #[inline(always)]
 pub fn shl_w(a: Vector, count: i32) -> Vector {
     lanes!(u32, 32; a => a << (count & 31))
+}
+
+/// Returns the unsigned halfwords of `a` shifted right by the counts in `count` (0 to 15):
+/// `Q6_Vh_vlsr_VhVh`.
+#[must_use]
+#[inline(always)]
+pub fn shr_h_each(a: Vector, count: Vector) -> Vector {
+    lanes!(u16, 64; a, count => a >> (count & 15))
 }
 
 /// Returns the words of `a` shifted right by the counts in `count` (0 to 31), zeros shifted in:

@@ -59,6 +59,11 @@ impl PanelPlanes {
         Ok([self.panel(first)?, self.panel(second)?])
     }
 
+    /// Returns the plane of scales of a panel; nothing of one that is too short.
+    pub(super) fn scales_mut<'a>(&self, lines: &'a mut [Line]) -> &'a mut [Line] {
+        lines.get_mut(self.scales..self.mins).unwrap_or_default()
+    }
+
     /// Splits a panel into its planes.
     ///
     /// # Errors

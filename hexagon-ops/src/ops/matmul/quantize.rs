@@ -52,7 +52,7 @@ pub const GROUP: usize = 1024;
 pub const GROUP_TILES: usize = GROUP / TILE_DIM;
 
 /// 1.5 · 2^23: a small number plus this is rounded to an integer, which its low bits hold.
-const ROUNDER: f32 = 12_582_912.0;
+pub(super) const ROUNDER: f32 = 12_582_912.0;
 
 /// The largest quant.
 const MOST: f32 = 127.0;
@@ -524,14 +524,14 @@ impl RowMost {
 
 /// Returns the exponent fields of f32 in their places: powers of two at most as large.
 #[inline(always)]
-fn exponent(v: Vector) -> Vector {
+pub(super) fn exponent(v: Vector) -> Vector {
     hvx::and(v, hvx::splat_w(0x7f80_0000))
 }
 
 /// Returns powers of two divided by 2^`exponents`; not powers of two if they are too small for
 /// that.
 #[inline(always)]
-fn lower(power: Vector, exponents: i32) -> Vector {
+pub(super) fn lower(power: Vector, exponents: i32) -> Vector {
     hvx::sub_w(power, hvx::splat_w(exponents << 23))
 }
 
@@ -668,7 +668,10 @@ fn largest_of<const NIBBLES: bool>(elems: &[f32; GROUP], inverse_factor: Vector)
 /// Each level joins the even and odd lanes of two vectors, which halves both and puts them side by
 /// side.
 #[inline(always)]
-fn reduce<const N: usize>(vectors: [Vector; N], join: fn(Vector, Vector) -> Vector) -> Vector {
+pub(super) fn reduce<const N: usize>(
+    vectors: [Vector; N],
+    join: fn(Vector, Vector) -> Vector,
+) -> Vector {
     let mut level = vectors;
     let mut count = N;
     while count > 1 {
@@ -762,7 +765,7 @@ fn powers(scales: Vector) -> Vector {
 ///
 /// SOURCE: the estimate's error is at most 12 %, squared by each step: 1.5e-2, 2.1e-4, 4.4e-8.
 #[inline(always)]
-fn reciprocal(d: Vector) -> Vector {
+pub(super) fn reciprocal(d: Vector) -> Vector {
     let two = hvx::splat_f32(2.0);
     let mut r = hvx::sub_w(hvx::splat_w(0x7ef3_11c7), d);
     for _ in 0..3 {

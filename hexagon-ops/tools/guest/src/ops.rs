@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 70] = [
+pub const NAMES: [&str; 72] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -75,6 +75,8 @@ pub const NAMES: [&str; 70] = [
     "xor",
     "move_bytes",
     "f32_from_small_w",
+    "mul_odd_parts",
+    "shr_h_each",
 ];
 
 /// Number of the first operation on floating point.
@@ -178,6 +180,8 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         67 => one(hvx::xor(a, b)),
         68 => one(hvx::move_bytes(a, b)),
         69 => one(hvx::f32_from_small_w(hvx::shr_add_w(hvx::splat_w(0), a, 7))),
+        70 => one(hvx::mul_odd_parts(a, b)),
+        71 => one(hvx::shr_h_each(a, hvx::and(b, hvx::splat_h(15)))),
         ACCUMULATE => {
             let sum = Accumulator::from_f32(c).mul_add(a, b).plus_f32(a);
             let product = sum.times(Accumulator::difference(a, b));

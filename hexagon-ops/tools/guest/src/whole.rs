@@ -303,16 +303,17 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i3
     }
     // Chips of these libraries may have no matrix unit.
     host.host.server.units().hmx.leave_alone();
-    for (name, weight) in [
-        ("q4_0", WeightType::Q4_0),
-        ("q8_0", WeightType::Q8_0),
-        ("f16", WeightType::F16),
+    for (name, weight, m) in [
+        ("q4_0", WeightType::Q4_0, 32),
+        ("q4_0", WeightType::Q4_0, 512),
+        ("q8_0", WeightType::Q8_0, 32),
+        ("q8_0", WeightType::Q8_0, 512),
+        ("f16", WeightType::F16, 32),
     ] {
         number += 1;
         if only > 0 && only != number || only == -1 {
             continue;
         }
-        let m = 32;
         let commands = [FIRST, SECOND, FIRST].map(|act| mul_mat(weight, m, act));
         let tiles = SIDE / TILE_DIM * SIDE / TILE_DIM;
         let name = format_args!("whole_mul_mat_{name}_m{m}_on_vectors");
