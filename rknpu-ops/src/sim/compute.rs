@@ -56,9 +56,7 @@ fn integer(job: &Multiplication<'_>, c: &mut [u8]) {
         {
             lanes.fill([0; I8_LANES]);
             kernel::dot_i8(rows, k, strip, gn, &mut lanes);
-            for (sum, lanes) in sums.iter_mut().zip(&lanes) {
-                *sum = lanes.iter().sum();
-            }
+            kernel::sum_lanes(&lanes, sums);
         }
         match job.layout.c.elem {
             Elem::I16 => store(job, c, nt, &sums, |sum| saturate_i16(sum).to_le_bytes()),
@@ -206,8 +204,11 @@ fn store<T: Copy, const BYTES: usize>(
     let gn = job.layout.b.gn;
     let n0 = nt * gn;
     let used = gn.min(n - n0);
-    // So many elements of a row are next to each other in C.
-    let run = if job.native_c { job.layout.c.t } else { gn };
+    // So many elements of a row are next to each other in C; with one row, all of them are.
+    let run = match job.native_c {
+        true if rows > 1 => job.layout.c.t,
+        _ => gn,
+    };
     for (m, sums) in sums.chunks_exact(gn).enumerate() {
         for (i, sums) in sums[..used].chunks(run).enumerate() {
             let at = n0 + i * run;

@@ -119,8 +119,7 @@ pub(super) fn create(
     if let Some(Dims { m, k, n }) = shapes.iter().find(ends) {
         vendor_error!("Failed to config layer: 'matmul', Fatal Error");
         let reason = format!("the library ends the process on M = {m}, K = {k}, N = {n}");
-        state.traffic.lock_up(&reason);
-        return Err(code::FAIL);
+        return Err(state.traffic.lock_up(&reason));
     }
     let attrs = shapes
         .iter()
@@ -315,37 +314,38 @@ impl MatmulContext {
             return Err(code::FAIL);
         };
         let _attached = self.state.attachment.attach(domain)?;
+        // Whoever else asks for it has been refused before: nothing but runs is called now, and this
+        // context has one.
         let settings = lock(&self.settings);
         let shape = self.shapes[settings.shape];
-        let scales = settings.scales;
-        let (Some(a), Some(b), Some(c)) =
-            (settings.a.clone(), settings.b.clone(), settings.c.clone())
-        else {
+        let (Some(a), Some(b), Some(c)) = (&settings.a, &settings.b, &settings.c) else {
             vendor_error!(
                 "rknn_matmul_run, A, B and C must be set by rknn_matmul_set_io_mem first"
             );
             return Err(code::PARAM_INVALID);
         };
-        drop(settings);
-        let mut has_company = under_way.has_company();
+        let mixes_views = self.state.options.mixed_views;
+        let mut has_company = mixes_views && under_way.has_company();
         std::thread::sleep(self.state.options.run_time);
-        has_company |= under_way.has_company();
+        has_company |= mixes_views && under_way.has_company();
         if !self.state.options.compute {
             return Ok(());
         }
+        let mixed;
         let b = match b {
-            Operand::Bound(view) if self.state.options.mixed_views && has_company => {
-                Operand::Bound(view.without_offset())
+            Operand::Bound(view) if has_company => {
+                mixed = Operand::Bound(view.without_offset());
+                &mixed
             }
             b => b,
         };
         let request = RunRequest {
             shape,
             accepted: &self.accepted,
-            scales,
-            a: &a,
-            b: &b,
-            c: &c,
+            scales: settings.scales,
+            a,
+            b,
+            c,
             spoilt: self.is_spoilt(shape),
         };
         // SAFETY: passed on to the caller.

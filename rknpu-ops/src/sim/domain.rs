@@ -26,6 +26,8 @@ pub(super) struct Attachment {
 struct AttachedDomain {
     domain: usize,
     users: usize,
+    /// Calls that wait for another domain.
+    waiting: usize,
     switches: u64,
 }
 
@@ -45,16 +47,20 @@ impl Attachment {
     /// `FAIL` if another domain was in use for as long as a switch waits.
     pub(super) fn attach(&self, domain: usize) -> Result<Attached<'_>, c_int> {
         let in_use = |state: &mut AttachedDomain| state.domain != domain && state.users > 0;
-        let waited = self
-            .idle
-            .wait_timeout_while(lock(&self.state), self.patience, in_use);
-        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        if timeout.timed_out() {
-            vendor_error!(
-                "switch iommu domain from {} to {domain} failed, errno 22",
-                state.domain
-            );
-            return Err(code::FAIL);
+        let mut state = lock(&self.state);
+        if in_use(&mut state) {
+            state.waiting += 1;
+            let waited = self.idle.wait_timeout_while(state, self.patience, in_use);
+            let timeout;
+            (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
+            if timeout.timed_out() {
+                vendor_error!(
+                    "switch iommu domain from {} to {domain} failed, errno 22",
+                    state.domain
+                );
+                return Err(code::FAIL);
+            }
         }
         if state.domain != domain {
             state.domain = domain;
@@ -77,7 +83,8 @@ impl Drop for Attached<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         state.users -= 1;
-        if state.users == 0 {
+        // A system call, also if nobody waits.
+        if state.users == 0 && state.waiting > 0 {
             self.0.idle.notify_all();
         }
     }

@@ -12,97 +12,87 @@
 //! Machines that share a node keep the same rule between their processes (`shared`).
 
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::shared::SharedNode;
 use super::{ChipState, lock, vendor_error};
 use crate::ffi::code;
 
+/// A thread is in a function that is not `rknn_matmul_run`.
+const ENTERED: usize = 1 << 31;
+/// The machine answers no more.
+const LOCKED_UP: usize = 1 << 30;
+
 /// The calls that are under way.
 #[derive(Debug)]
 pub(super) struct Traffic {
-    calls: Mutex<Calls>,
-    /// The node that other processes share.
-    node: Option<Arc<SharedNode>>,
-}
-
-#[derive(Debug, Default)]
-struct Calls {
-    runs: usize,
-    /// A thread is in a function that is not `rknn_matmul_run`.
-    entered: bool,
+    /// The number of runs, with [`ENTERED`] and [`LOCKED_UP`].
+    calls: AtomicUsize,
     /// Reason why the machine answers no more.
-    locked_up: Option<String>,
+    reason: OnceLock<String>,
+    /// The node that other processes share, and the turn of a thread that enters or leaves it.
+    node: Option<(Arc<SharedNode>, Mutex<()>)>,
 }
 
 impl Traffic {
     pub(super) fn new(node: Option<Arc<SharedNode>>) -> Self {
         Self {
-            calls: Mutex::default(),
-            node,
+            calls: AtomicUsize::new(0),
+            reason: OnceLock::new(),
+            node: node.map(|node| (node, Mutex::default())),
         }
     }
 
-    /// Notes a call of `symbol`, if `change` lets it begin.
+    /// Notes a call of `symbol`: `after` has the calls that are under way with it, if it may begin.
     fn begin(
         &self,
         symbol: &str,
-        change: impl FnOnce(&mut Calls) -> Result<(), c_int>,
+        after: impl Fn(usize) -> Result<usize, c_int>,
     ) -> Result<(), c_int> {
-        let mut calls = lock(&self.calls);
-        calls.check(symbol)?;
-        let was_empty = calls.is_empty();
-        change(&mut calls)?;
-        let entered = match &self.node {
-            Some(node) if was_empty => node.enter(),
-            _ => Ok(()),
+        let node = self.node.as_ref().map(|(node, turn)| (node, lock(turn)));
+        let mut before = self.calls.load(Ordering::Acquire);
+        loop {
+            if before & LOCKED_UP != 0 {
+                let reason = self.locked_up().unwrap_or_default();
+                vendor_error!("{symbol}: the NPU is locked up: {reason}");
+                return Err(code::FAIL);
+            }
+            let (done, failed) = (Ordering::AcqRel, Ordering::Acquire);
+            match (self.calls).compare_exchange_weak(before, after(before)?, done, failed) {
+                Ok(_) => break,
+                Err(now) => before = now,
+            }
+        }
+        let Some((node, _turn)) = node.filter(|_| before == 0) else {
+            return Ok(());
         };
-        entered.map_err(|rule| {
-            (calls.runs, calls.entered) = (0, false);
-            calls.lock_up(format!("{symbol} was called while {rule}"))
+        node.enter().map_err(|rule| {
+            self.calls.store(0, Ordering::Release);
+            self.lock_up(&format!("{symbol} was called while {rule}"))
         })
     }
 
-    /// Notes the end of a call.
-    fn end(&self, change: impl FnOnce(&mut Calls)) {
-        let mut calls = lock(&self.calls);
-        change(&mut calls);
-        if let (Some(node), true) = (&self.node, calls.is_empty()) {
+    /// Notes the end of a call: `end` takes it away, and returns what is left.
+    fn end(&self, end: impl FnOnce(&AtomicUsize) -> usize) {
+        let node = self.node.as_ref().map(|(node, turn)| (node, lock(turn)));
+        let left = end(&self.calls);
+        if let (Some((node, _turn)), 0) = (node, left & !LOCKED_UP) {
             node.leave();
         }
     }
 
     /// Returns the reason why the machine answers no more.
     pub(super) fn locked_up(&self) -> Option<String> {
-        lock(&self.calls).locked_up.clone()
+        self.reason.get().cloned()
     }
 
-    /// Ends the machine's answers.
-    pub(super) fn lock_up(&self, reason: &str) {
-        lock(&self.calls).lock_up(reason.to_owned());
-    }
-}
-
-impl Calls {
-    fn is_empty(&self) -> bool {
-        self.runs == 0 && !self.entered
-    }
-
-    fn lock_up(&mut self, reason: String) -> c_int {
+    /// Ends the machine's answers. Returns the code of the call that did it.
+    pub(super) fn lock_up(&self, reason: &str) -> c_int {
         vendor_error!("the NPU is locked up: {reason}");
-        self.locked_up.get_or_insert(reason);
+        self.reason.get_or_init(|| reason.to_owned());
+        self.calls.fetch_or(LOCKED_UP, Ordering::AcqRel);
         code::FAIL
-    }
-
-    /// Fails after a lockup.
-    fn check(&self, symbol: &str) -> Result<(), c_int> {
-        match &self.locked_up {
-            None => Ok(()),
-            Some(reason) => {
-                vendor_error!("{symbol}: the NPU is locked up: {reason}");
-                Err(code::FAIL)
-            }
-        }
     }
 }
 
@@ -111,16 +101,14 @@ pub(super) struct Alone(Arc<ChipState>);
 
 impl Alone {
     pub(super) fn enter(state: &Arc<ChipState>, symbol: &str) -> Result<Self, c_int> {
-        state.traffic.begin(symbol, |calls| {
-            if calls.entered {
+        let traffic = &state.traffic;
+        traffic.begin(symbol, |calls| match calls {
+            0 => Ok(ENTERED),
+            ENTERED => {
                 vendor_error!("{symbol}: another thread is in the library");
-                return Err(code::FAIL);
+                Err(code::FAIL)
             }
-            if calls.runs > 0 {
-                return Err(calls.lock_up(format!("{symbol} was called during a run")));
-            }
-            calls.entered = true;
-            Ok(())
+            _ => Err(traffic.lock_up(&format!("{symbol} was called during a run"))),
         })?;
         Ok(Self(Arc::clone(state)))
     }
@@ -128,7 +116,8 @@ impl Alone {
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        self.0.traffic.end(|calls| calls.entered = false);
+        let end = |calls: &AtomicUsize| calls.fetch_and(!ENTERED, Ordering::AcqRel) & !ENTERED;
+        self.0.traffic.end(end);
     }
 }
 
@@ -139,23 +128,24 @@ impl<'a> UnderWay<'a> {
     pub(super) fn begin(traffic: &'a Traffic) -> Result<Self, c_int> {
         let symbol = "rknn_matmul_run";
         traffic.begin(symbol, |calls| {
-            if calls.entered {
-                return Err(calls.lock_up(format!("{symbol} was called during another call")));
+            if calls & ENTERED != 0 {
+                let reason = format!("{symbol} was called during another call");
+                return Err(traffic.lock_up(&reason));
             }
-            calls.runs += 1;
-            Ok(())
+            Ok(calls + 1)
         })?;
         Ok(Self(traffic))
     }
 
     /// Returns `true` if another run is under way.
     pub(super) fn has_company(&self) -> bool {
-        lock(&self.0.calls).runs > 1
+        self.0.calls.load(Ordering::Acquire) & !(ENTERED | LOCKED_UP) > 1
     }
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.0.end(|calls| calls.runs -= 1);
+        let end = |calls: &AtomicUsize| calls.fetch_sub(1, Ordering::AcqRel) - 1;
+        self.0.end(end);
     }
 }
