@@ -312,12 +312,15 @@ pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) ->
         let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return false;
         };
-        let operation = operation(node);
-        let wants = operation.is_none_or(|operation| entry.device.prefers_cpu(&operation));
+        // Most nodes are of operations that the device has nothing of: not described for each token.
+        let has_some = op(node).is_some_and(|op| entry.device.computes(op));
+        let wants = !has_some
+            || operation(node).is_none_or(|operation| entry.device.prefers_cpu(&operation));
         // SAFETY: the caller promises it.
         let is_cpu_s = wants && node.src.iter().all(|tensor| unsafe { is_there(tensor) });
         if is_cpu_s && entry.coverage.counts() {
-            if let Some(operation) = operation.filter(|it| entry.device.refusal(it).is_none()) {
+            if let Some(operation) = operation(node).filter(|it| entry.device.refusal(it).is_none())
+            {
                 tell(entry.coverage.left_to_cpu(entry.device.name(), &operation));
             }
             if node.dst.role == NPU_ROLE_STATE {

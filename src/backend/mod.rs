@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::graph::{MAX_SOURCES, Operation, Refusal, Tensor};
+use crate::graph::{MAX_SOURCES, Op, Operation, Refusal, Tensor};
 use crate::host_memory::RegionMut;
 use crate::packfile::Packs;
 
@@ -82,6 +82,9 @@ pub trait Device: Debug + Send + Sync {
     fn supports(&self, operation: &Operation) -> bool {
         self.refusal(operation).is_none()
     }
+
+    /// Returns `false` if the device computes no node of an operation, whatever its operands are.
+    fn computes(&self, op: Op) -> bool;
 
     /// Returns `true` if the CPU is to compute a node that ggml gave to the device, and can read
     /// its operands: the device does not compute it, or the CPU is faster with so few rows. Reads

@@ -483,6 +483,11 @@ impl Device for HexDevice {
         Some(reason)
     }
 
+    fn computes(&self, _: Op) -> bool {
+        // Each that has a name here is known to the DSP.
+        true
+    }
+
     fn prefers_cpu(&self, operation: &Operation) -> bool {
         let operands = operation.src.iter().flatten().chain([&operation.dst]);
         // Packed operands are put back into ggml's layout for it.

@@ -223,6 +223,10 @@ impl Device for RkDevice {
         Some(reason)
     }
 
+    fn computes(&self, op: Op) -> bool {
+        matches!(op, Op::MulMat | Op::MulMatId | Op::FlashAttnExt)
+    }
+
     fn prefers_cpu(&self, operation: &Operation) -> bool {
         let turned = plan::turned(&self.target, operation);
         let weights = turned.as_ref().unwrap_or(operation).src[0].as_ref();
