@@ -99,6 +99,10 @@ pub struct Options {
     // SOURCE: rknpu_iommu.c of the vendor's driver: kernels built without CONFIG_NO_GKI have stubs
     // for the switch.
     pub one_address_space: bool,
+    /// `true` if the addresses of memory that is freed are lost.
+    // SOURCE: README of rknpu-submit: the driver's general path for addresses loses those of freed
+    // memory until the machine is started again.
+    pub loses_addresses: bool,
     /// `true` if weights in a view with an offset are read without it while another run is under
     /// way.
     // SOURCE: pty819/rk-llama.cpp reports wrong results of such views with two driver threads; the
@@ -132,6 +136,7 @@ impl Options {
             compute: true,
             run_time: Duration::ZERO,
             one_address_space: false,
+            loses_addresses: false,
             mixed_views: false,
             node: None,
         }
@@ -248,11 +253,7 @@ pub fn start(options: Options) -> Result<Machine, StartError> {
         .transpose()?;
     let state = Arc::new(ChipState {
         injector: Injector::new(options.faults.clone()),
-        mems: tensor_mem::MemoryTable::new(
-            options.coherence,
-            options.one_address_space,
-            node.clone(),
-        ),
+        mems: tensor_mem::MemoryTable::new(&options, node.clone()),
         attachment: domain::Attachment::new(options.domain_patience),
         contexts: AtomicUsize::new(0),
         traffic: traffic::Traffic::new(node),

@@ -26,7 +26,7 @@ use memmap2::MmapRaw;
 use sim_common::poison::{poisoned, with_descriptor};
 
 use super::shared::SharedNode;
-use super::{Coherence, POISON, lock, vendor_error};
+use super::{Coherence, Options, POISON, lock, vendor_error};
 use crate::ffi::{MemSync, TensorMem, mem_flags};
 
 /// I/O domains of a chip.
@@ -53,6 +53,8 @@ const OFFSET_ALIGN: usize = 16;
 #[derive(Debug)]
 struct Usage {
     own: [AtomicU64; DOMAINS],
+    /// Those of memory that is freed stay in use.
+    are_lost: bool,
     /// The node of machines that share the domains.
     node: Option<Arc<SharedNode>>,
 }
@@ -72,6 +74,9 @@ impl Usage {
     }
 
     fn give_back(&self, domain: usize, bytes: u64) {
+        if self.are_lost {
+            return;
+        }
         self.own[domain].fetch_sub(bytes, Ordering::Relaxed);
         if let Some(node) = &self.node {
             node.charge(domain, |used| used - bytes);
@@ -313,16 +318,13 @@ pub(super) struct MemoryTable {
 }
 
 impl MemoryTable {
-    pub(super) fn new(
-        coherence: Coherence,
-        one_address_space: bool,
-        node: Option<Arc<SharedNode>>,
-    ) -> Self {
+    pub(super) fn new(options: &Options, node: Option<Arc<SharedNode>>) -> Self {
         Self {
-            coherence,
-            one_address_space,
+            coherence: options.coherence,
+            one_address_space: options.one_address_space,
             usage: Arc::new(Usage {
                 own: [const { AtomicU64::new(0) }; DOMAINS],
+                are_lost: options.loses_addresses,
                 node,
             }),
             entries: Mutex::new(HashMap::new()),

@@ -161,6 +161,16 @@ fn spaces_that_share_their_addresses_hold_four_gibibytes_together() {
 }
 
 #[test]
+fn a_driver_that_loses_addresses_has_none_for_memory_that_was_freed() {
+    let npu = with(|options| options.loses_addresses = true);
+    let (ctx, _) = npu.create(problem(8).info).unwrap();
+    let large = npu.mem(ctx, 0x7000_0000).unwrap();
+    assert_eq!(npu.destroy_mem(ctx, large), 0);
+    assert!(npu.mem(ctx, 0x7000_0000).is_none());
+    assert!(npu.mem(ctx, 0x0100_0000).is_some());
+}
+
+#[test]
 fn mixed_views_read_from_the_start_beside_another_run_only() {
     let npu = with(|options| {
         options.mixed_views = true;

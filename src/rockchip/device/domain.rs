@@ -6,7 +6,7 @@
 //! cores: so a space is filled before the next one is begun, and llama.cpp allocates buffers layer
 //! by layer, which keeps the weights of a layer together.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rknpu_ops::ffi::MatmulInfo;
@@ -28,6 +28,8 @@ pub(super) struct Domains {
     limit: AtomicUsize,
     /// Bytes of weights that one takes.
     weight_bytes: usize,
+    /// The log has the line about lost addresses.
+    told_of_lost: AtomicBool,
 }
 
 /// An address space that holds weights.
@@ -65,6 +67,7 @@ impl Domains {
             } else {
                 caps::DOMAIN_WEIGHT_BYTES
             },
+            told_of_lost: AtomicBool::new(false),
         })
     }
 
@@ -155,7 +158,13 @@ impl Domains {
                         }
                     }
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    if index == 0 && matches!(error, Error::OutOfMemory { .. }) && system_has(bytes)
+                    {
+                        self.tell_of_lost(bytes);
+                    }
+                    return Err(error);
+                }
             };
             domain.used_bytes.fetch_add(bytes, Ordering::Relaxed);
             let share = Share {
@@ -169,6 +178,19 @@ impl Domains {
             space: "the NPU's address space",
             bytes: bytes as u64,
         }))
+    }
+
+    /// Warns once that the first space had no memory although this process, and each one with our
+    /// locks, uses nothing of it.
+    fn tell_of_lost(&self, bytes: usize) {
+        // SOURCE: README of rknpu-submit: the driver's general path loses addresses of freed memory
+        // until the machine is started again.
+        if !self.told_of_lost.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "{NAME}: the NPU has no addresses for {bytes} bytes, and nothing of ours has any: another program uses \
+                 them, or the driver has lost them, and gives them back after a reboot"
+            );
+        }
     }
 
     /// Uses no more than the `held` spaces that hold weights: an empty one had no memory, though

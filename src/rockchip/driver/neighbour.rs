@@ -21,17 +21,20 @@ struct Neighbour {
 /// Warns of each process beside this one that has the NPU open without our locks, as far as this
 /// user may see it.
 pub fn warn() {
-    let nodes = lock::npu_nodes();
-    for process in with_open(Path::new("/proc"), &nodes) {
-        if process.locks.contains(&SEAT) {
-            continue;
-        }
+    for process in strangers(Path::new("/proc"), &lock::npu_nodes()) {
         log::warn!(
             "{} has {} open: if it computes on the NPU, both may fail or the kernel may panic",
             process.name,
             process.node.display()
         );
     }
+}
+
+/// Returns the processes of [`with_open`] that do not know our locks.
+fn strangers(proc: &Path, nodes: &[PathBuf]) -> Vec<Neighbour> {
+    let mut found = with_open(proc, nodes);
+    found.retain(|process| !process.locks.contains(&SEAT));
+    found
 }
 
 /// Returns the names of the processes that have a byte of one of `nodes` locked, as far as this
@@ -159,6 +162,10 @@ mod tests {
         assert_eq!(found[1].node, nodes[1]);
         assert_eq!(found[0].locks, [2, 0]);
         assert!(found[1].locks.is_empty());
+        // One with a seat takes turns with this process.
+        let strangers = strangers(proc.path(), &nodes);
+        assert_eq!(strangers.len(), 1);
+        assert_eq!(strangers[0].name, "rkllm (41)");
         assert!(with_open(proc.path(), &[]).is_empty());
         assert!(with_open(&proc.path().join("none"), &nodes).is_empty());
     }
