@@ -157,6 +157,22 @@ impl FastRpc {
         Ok(question.capability)
     }
 
+    /// Adds to the error of a library that did not load what the firmware says of libraries without
+    /// a signature.
+    fn with_firmware_s_no(&self, dsp: Domain, error: Error) -> Error {
+        let refuses = self
+            .attribute(dsp, ffi::attribute::UNSIGNED_PD_SUPPORT)
+            .is_ok_and(|answer| answer == 0);
+        match error {
+            Error::FastRpc { call, reason, what } if refuses => Error::FastRpc {
+                call,
+                reason: format!("{reason}; its firmware says that it runs signed modules only"),
+                what,
+            },
+            error => error,
+        }
+    }
+
     /// Reserves session `number` (from 1) in addition to the default one of a DSP. Returns its
     /// effective domain and its own number.
     fn reserve(&self, domain: Domain, number: u32) -> Result<(c_int, u32)> {
@@ -304,7 +320,8 @@ impl Connection {
         let mut handle: Handle = 0;
         // SAFETY: a string that ends in NUL, and a valid place for the handle.
         let code = unsafe { (rpc.api.remote_handle64_open)(c_uri.as_ptr(), &raw mut handle) };
-        check("remote_handle64_open", code, || uri)?;
+        check("remote_handle64_open", code, || uri)
+            .map_err(|error| rpc.with_firmware_s_no(dsp, error))?;
         let identity = NEXT_IDENTITY.fetch_add(1, Ordering::Relaxed);
         let connection = Self {
             rpc: Arc::clone(rpc),

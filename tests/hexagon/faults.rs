@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use ggml_rust_npu::backend::{Buffer, Device, Stream};
 use ggml_rust_npu::error::{Error, Result};
 use ggml_rust_npu::graph::{Op, Place};
+use ggml_rust_npu::hexagon::caps;
 use ggml_rust_npu::hexagon::device::{Domain, Floats, HexNpu, Serving, SessionOptions};
 use ggml_rust_npu::hexagon::driver::FastRpc;
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
@@ -115,6 +116,22 @@ fn a_start_that_fails_names_the_call() {
     ] {
         let text = start(faults).unwrap_err().to_string();
         assert!(text.contains(call), "{faults}: {text}");
+        assert!(!text.contains("signed modules"), "{faults}: {text}");
+    }
+}
+
+/// Nothing can mend it, so the line says what it is.
+#[test]
+fn firmware_that_runs_signed_modules_only_is_named() {
+    let mut sim = strict(75);
+    sim.unsigned_modules = false;
+    let text = device_with(sim, OPTIONS).unwrap_err().to_string();
+    for part in [
+        "remote_handle64_open",
+        "AEE_EUNSUPPORTED",
+        "its firmware says that it runs signed modules only",
+    ] {
+        assert!(text.contains(part), "{text}");
     }
 }
 
@@ -266,11 +283,20 @@ fn an_interrupted_serving_call_is_made_again() {
     let buffer = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(64);
     assert!(mul_mat(&device, &w, &buffer, &act, [64, 1, 1, 1]).is_ok());
-    // Not for ever: after fewer pauses than the time-out has room for, on a busy machine, too.
+}
+
+/// Each keeps one of the DSP's 255 contexts, which all programs share, until the session is closed.
+#[test]
+fn a_session_ends_after_sixteen_interrupted_calls() {
     let mut sim = strict(75);
     sim.faults = parse_faults("remote_handle64_invoke:2+=0x200").unwrap();
-    let text = device_with(sim, OPTIONS).unwrap_err().to_string();
+    let rpc = FastRpc::simulate(sim).unwrap();
+    let error = HexDevice::start("HEX0", &rpc, &caps::V75, OPTIONS).unwrap_err();
+    let text = error.to_string();
     assert!(text.contains("AEE_ERPC"), "{text}");
+    // The first one opens the session. A second session is tried without the matrix unit, if any.
+    let calls = rpc.stand_in().unwrap().calls("remote_handle64_invoke");
+    assert_eq!(calls, 1 + 16);
 }
 
 /// Else the host finds out only after a tenth of a second that the DSP has parked: the first token

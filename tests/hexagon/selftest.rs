@@ -71,3 +71,20 @@ fn the_self_test_multiplies_all_types_on_both_units_few_rows_and_long_ones() {
         assert!(is_there, "no product {want}");
     }
 }
+
+/// Upstream's own backend is wrong for five rows and more on some boards with a V73.
+// SOURCE: ggml-org/llama.cpp issue 26123.
+#[test]
+fn a_wrong_product_of_five_to_sixteen_rows_refuses_the_device_and_is_named() {
+    let outcomes = {
+        let device = device_with(strict(73), OPTIONS).unwrap();
+        selftest::FAMILIES[0].test(device.npu()).unwrap()
+    };
+    for rows in ["Q4_0 M=5 ", "Q4_0 M=16 "] {
+        let at = outcomes.iter().position(|it| it.test.starts_with(rows));
+        let mut sim = strict(73);
+        sim.faults = parse_faults(&format!("dsp:{}=wrong", at.unwrap() + 1)).unwrap();
+        let line = device_with(sim, OPTIONS).unwrap_err().to_string();
+        assert!(line.starts_with(&format!("self-test {rows}")), "{line}");
+    }
+}
