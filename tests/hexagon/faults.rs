@@ -291,7 +291,8 @@ fn a_session_ends_after_sixteen_interrupted_calls() {
     let mut sim = strict(75);
     sim.faults = parse_faults("remote_handle64_invoke:2+=0x200").unwrap();
     let rpc = FastRpc::simulate(sim).unwrap();
-    let error = HexDevice::start("HEX0", &rpc, &caps::V75, OPTIONS).unwrap_err();
+    let chip = caps::by_arch(75).unwrap();
+    let error = HexDevice::start("HEX0", &rpc, chip, OPTIONS).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("AEE_ERPC"), "{text}");
     // The first one opens the session. A second session is tried without the matrix unit, if any.
