@@ -12,6 +12,7 @@ pub mod copy;
 pub mod count;
 pub mod elementwise;
 mod fold;
+mod halves;
 pub mod hyper;
 pub mod im2col;
 pub mod indexer;
@@ -32,4 +33,4 @@ pub mod tensor;
 pub mod timestep;
 pub mod unpacked_matmul;
 
-pub use run::{Op, run, run_wide};
+pub use run::{Op, run, run_in, run_wide};

@@ -15,6 +15,7 @@ mod token;
 
 use core::ops::Range;
 
+pub(super) use self::chunk::{SplitRows, WriteRows};
 use self::check::Sizes;
 use self::state::HeadState;
 use super::copy::check_indices;

@@ -8,6 +8,7 @@ use super::elementwise::{Binary, Glu, Unary};
 use super::im2col::{Col2im, Im2col, col2im, im2col};
 use super::indexer::lightning_indexer;
 use super::interpolate::{Interpolation, interpolate};
+use super::matmul::Machine;
 use super::outer::out_prod;
 use super::pad::{Pad, pad};
 use super::part::{ChangedPart, change_part};
@@ -109,6 +110,12 @@ pub enum Op {
 }
 
 impl Op {
+    /// Returns `true` if [`run_in`] uses VTCM.
+    #[must_use]
+    pub fn uses_vtcm(&self) -> bool {
+        matches!(self, Self::UnpackedMatMul)
+    }
+
     /// Returns `true` if parts of the result may stay as they are: states that are older than the
     /// first token.
     #[must_use]
@@ -118,6 +125,22 @@ impl Op {
             _ => false,
         }
     }
+}
+
+/// Does the same as [`run`], in VTCM and on the matrix unit where an operation uses them.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_in(
+    machine: Machine<'_>,
+    op: &Op,
+    dst: ViewMut<'_>,
+    src: &[Source<'_>; 3],
+) -> Result<()> {
+    if op.uses_vtcm() {
+        return unpacked_matmul::mul_mat_in(machine, dst, [&src[0], &src[1]]);
+    }
+    run(machine.engine, op, dst, src)
 }
 
 /// Computes `dst = op(src)` on the engine's threads.

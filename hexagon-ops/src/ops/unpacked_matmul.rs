@@ -11,12 +11,17 @@
 //! Folds are a fourth of the work on a row, and a transposition is that on five rows. The number of
 //! rows of src1 decides, so that results do not depend on how the rows are shared out.
 //!
+//! Where there is a matrix unit, it multiplies several rows (`unit`).
+//!
 //! Packed weights have other kernels ([`super::matmul`]). This one multiplies two computed tensors,
 //! as in attention without FLASH_ATTN_EXT, or a tensor with a Hadamard matrix.
+
+mod unit;
 
 use core::ops::Range;
 
 use super::fold::Products;
+use super::matmul::Machine;
 use super::square::{GROUP, GatherRows, Gathered, columns};
 use super::tensor::{MOVE, Shape, Source, Type, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
@@ -55,6 +60,42 @@ impl hvx::Kernel for ReadParts<'_> {
     }
 }
 
+/// Does the same as [`mul_mat`], and has the matrix unit multiply if it may.
+///
+/// # Errors
+/// As [`mul_mat`].
+pub fn mul_mat_in(
+    machine: Machine<'_>,
+    mut dst: ViewMut<'_>,
+    src: [&Source<'_>; 2],
+) -> Result<()> {
+    let engine = machine.engine;
+    let (a, b) = check(&dst.shape, src)?;
+    let shape = dst.shape;
+    if shape.is_gapless()
+        && let Some(outputs) = dst.part(0, shape)?.into_floats()
+        && unit::multiply(machine, outputs, [&a, &b])
+    {
+        return Ok(());
+    }
+    mul_mat(engine, dst, src)
+}
+
+/// Returns the views of sources that fit a result.
+fn check<'a>(dst: &Shape, src: [&Source<'a>; 2]) -> Result<(View<'a>, View<'a>)> {
+    let (a, b) = (src[0].apart()?, src[1].apart()?);
+    let [k, n, a2, a3] = a.shape.ne;
+    let [depth, m, b2, b3] = b.shape.ne;
+    let fits = a.shape.dtype.is_computed()
+        && b.shape.dtype.is_float()
+        && dst.dtype == Type::F32
+        && depth == k
+        && dst.ne == [n, m, b2, b3]
+        && b2.is_multiple_of(a2)
+        && b3.is_multiple_of(a3);
+    fits.then_some((a, b)).ok_or(Error::Operand)
+}
+
 /// Computes `dst[n][m] = Σ src0[k][n] · src1[k][m]`; planes of src0 are repeated.
 ///
 /// - `src`: `[K, N, n2, n3]` of any type that can be read; `[K, M, m2, m3]` of floats, with n2 and
@@ -64,19 +105,8 @@ impl hvx::Kernel for ReadParts<'_> {
 /// # Errors
 /// `Operand` unless the operands are as above.
 pub fn mul_mat(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
-    let (a, b) = (src[0].apart()?, src[1].apart()?);
-    let [k, n, a2, a3] = a.shape.ne;
-    let [depth, m, b2, b3] = b.shape.ne;
-    let fits = a.shape.dtype.is_computed()
-        && b.shape.dtype.is_float()
-        && dst.shape.dtype == Type::F32
-        && depth == k
-        && dst.shape.ne == [n, m, b2, b3]
-        && b2.is_multiple_of(a2)
-        && b3.is_multiple_of(a3);
-    if !fits {
-        return Err(Error::Operand);
-    }
+    let (a, b) = check(&dst.shape, src)?;
+    let [k, n, ..] = a.shape.ne;
     let plane = |place| repeated_plane(place, &a.shape, &b.shape);
     // 32 rows of src0 are converted and multiplied for 32 columns.
     let packets = || row_packets(n, k.saturating_mul(MOVE));

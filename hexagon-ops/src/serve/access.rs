@@ -88,6 +88,11 @@ pub(super) fn of_tensors(
         Op::GetRows | Op::SetRows => moved(dst, src, 1),
         Op::Copy => moved(dst, src, 1),
         Op::SsmConv => windows(dst, src),
+        // Rows are read 128 elements at a time, and results are written 32 at a time.
+        Op::UnpackedMatMul => {
+            let of = |shape: &Shape| vectors_if(is_whole(shape, &[]));
+            (of(dst), src.map(|src| src.map_or(Access::Scalar, of)))
+        }
         _ => (Access::Scalar, [Access::Scalar; SOURCES]),
     }
 }

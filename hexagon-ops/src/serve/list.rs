@@ -79,13 +79,16 @@ impl<P: Platform> Work<'_, P> {
         match checked {
             CheckedCommand::None => None,
             CheckedCommand::Tensor(op) => {
-                let operands = self.state.memory.lend().rebind(&op.operands)?;
-                if !self.platform.begin() {
+                let (state, platform, machine) = self.parts();
+                let operands = state.memory.lend().rebind(&op.operands)?;
+                if !platform.begin() {
                     return Some(Ok(()));
                 }
-                let cache = (&mut *self.platform, &mut self.state.ranges);
-                let written = op.run(operands, cache, self.engine);
-                forget_changed(&mut self.state.resident, &written.map(Some));
+                if op.op.uses_vtcm() {
+                    state.resident = Resident::None;
+                }
+                let written = op.run(operands, (platform, &mut state.ranges), machine);
+                forget_changed(&mut state.resident, &written.map(Some));
                 Some(written.map(|_| ()))
             }
             CheckedCommand::Experts(experts) => {

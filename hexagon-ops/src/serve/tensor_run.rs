@@ -12,8 +12,8 @@ use super::coherence::{Cache, CachedRanges};
 use super::detail::{Failure, OPERAND, ROW};
 use super::tensor_op::BoundTensor;
 use crate::ops::tensor::{Shape, Source, Type, View, ViewMut};
-use crate::ops::{Op, run};
-use crate::rt::Engine;
+use crate::ops::matmul::Machine;
+use crate::ops::{Op, run_in};
 use crate::rt::cache::Access;
 use crate::rt::memory::{Addresses, Bound, CheckedOperands, Operands};
 use crate::wire::SOURCES;
@@ -232,7 +232,7 @@ impl CheckedOp {
         &self,
         mut operands: Operands<'_, SOURCES>,
         (platform, ranges): (&mut impl Platform, &mut CachedRanges),
-        engine: &Engine,
+        machine: Machine<'_>,
     ) -> Result<Addresses, Failure> {
         let mut cache = Cache {
             mappings: operands.mappings(),
@@ -294,7 +294,7 @@ impl CheckedOp {
             }
         }
         let dst = ViewMut::bound(bytes, self.dst.shape, self.order);
-        let done = run(engine, &self.op, dst, &views);
+        let done = run_in(machine, &self.op, dst, &views);
         match &named {
             Some(named) if sets_rows => {
                 self.dst.named_rows(&to, named, &operands, |range| {

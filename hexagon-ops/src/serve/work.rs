@@ -253,12 +253,13 @@ impl<P: Platform> Work<'_, P> {
 
     /// Executes [`OP_TENSOR`].
     fn tensor_op(&mut self, body: &TensorOp) -> Result<CheckedCommand, Failure> {
+        let (state, platform, machine) = self.parts();
         let SessionState {
             memory,
             ranges,
             resident,
             ..
-        } = &mut *self.state;
+        } = state;
         let (op, operands) = match tensor_op::check(body, memory) {
             Ok(Some(checked)) => checked,
             Ok(None) => return Ok(CheckedCommand::None),
@@ -267,7 +268,10 @@ impl<P: Platform> Work<'_, P> {
                 return Err(failure);
             }
         };
-        let written = op.run(operands, (&mut *self.platform, ranges), self.engine);
+        if op.op.uses_vtcm() {
+            *resident = Resident::None;
+        }
+        let written = op.run(operands, (platform, ranges), machine);
         forget_changed(resident, &written.map(Some));
         written.map(|_| CheckedCommand::Tensor(op))
     }

@@ -16,12 +16,9 @@
 //! ```
 //!
 //! 1. **Two halves.** FP16 alone would leave errors of 2^-11 in states that thousands of tokens
-//!    change. So a matrix is two tiles, the rounded elements and what is left of them, and a
-//!    product is the sum of three: high · high, high · low and low · high. The unit's accumulator
-//!    is wider than FP32. A product's low half is what the accumulator has when the product is
-//!    computed once more, less the high half times the unit matrix. Its two halves are an operand
-//!    of the next product, so that vector units touch only what comes from memory, goes there, or
-//!    is not a product; the state stays in halves from one chunk to the next.
+//!    change, so matrices are two halves ([`crate::ops::halves`]). A product's two halves are an
+//!    operand of the next product, so that vector units touch only what comes from memory, goes
+//!    there, or is not a product; the state stays in halves from one chunk to the next.
 //! 2. **Transposed state.** The state has a row for each element of a key, so that products with it
 //!    take it as weights or results without moving it. It is transposed when the first chunk
 //!    begins, and after the last one.
@@ -32,16 +29,16 @@ mod head;
 mod space;
 #[cfg(test)]
 mod tests;
-mod unit;
 mod vectors;
 
+pub(in crate::ops) use self::vectors::{SplitRows, WriteRows};
 use self::head::Head;
 use self::space::Space;
-use self::unit::Unit;
 use super::{Inputs, MAX_TASKS, Recurrence};
 use crate::error::Result;
 use crate::hmx::{Form, Hmx, ScaleBlock};
 use crate::layout::Tile;
+use crate::ops::halves::{Unit, on_diagonal};
 use crate::rt::{Arena, Engine, SharedColumns};
 
 /// Tokens of a chunk.
@@ -95,8 +92,8 @@ fn heads<const L: usize, const E: usize>(
     };
     let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(core::slice::from_mut(scale));
     scale[0] = hmx.form().unchanged();
-    space::on_diagonal(negated, 0xbc00);
-    space::on_diagonal(ones, 0xffff);
+    on_diagonal(negated, 0xbc00);
+    on_diagonal(ones, 0xffff);
     let most = engine.threads().min(MAX_TASKS).min(sizes.heads);
     let mut spaces: [Option<Space<'_, L>>; MAX_TASKS] = [const { None }; MAX_TASKS];
     let mut n_tasks = 0;

@@ -3,13 +3,13 @@
 
 use super::TOKENS;
 use super::space::{Numbers, Space};
-use super::unit::{Halves, HalvesMut, Term, Unit};
 use super::vectors::{
     BLOCKS, Diagonal, Invert, Largest, LargestProduct, NegatedProducts, SplitRows, TurnTile, Weigh,
     WriteRows,
 };
 use crate::hvx::{self, StridedVectors};
 use crate::layout::{LINE_BYTES, Line, TILE_DIM, Tile};
+use crate::ops::halves::{Halves, HalvesMut, Term, Unit};
 use crate::ops::recurrence::state::{exp, fill, splat};
 use crate::ops::recurrence::{Inputs, token};
 use crate::ops::tensor::View;

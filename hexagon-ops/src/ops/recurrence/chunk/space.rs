@@ -1,22 +1,13 @@
 //! The memory of a head in VTCM while it is taken through chunks of tokens.
 
 use super::TOKENS;
-use super::unit::HalvesMut;
 use super::vectors::{BLOCKS, BlockRows, PerToken};
 use crate::error::Result;
 use crate::hvx;
-use crate::layout::{Line, TILE_DIM, Tile, f16_tile_offset};
-use crate::ops::rows::{all_lanes, first_lane};
+use crate::layout::{Line, TILE_DIM};
+use crate::ops::halves::{HalvesMut, LargestHalf, LargestLane, MOST, MOST_F16, holds};
 use crate::rt::Arena;
 
-/// Least largest magnitude of an operand: what is left of an f16 of this size is rounded to 2^-17
-/// of it.
-const LEAST: f32 = 1.0 / 256.0;
-/// Most of an operand: a quarter of what f16 holds, because products by decays and factors are not
-/// checked.
-const MOST: f32 = 16384.0;
-/// Its bits as an f16.
-const MOST_F16: i32 = 0x7400;
 /// Most of a decay, and of a factor of changes.
 const MOST_DECAY: f32 = 1.0;
 const MOST_BETA: f32 = 2.0;
@@ -51,7 +42,7 @@ impl Largest<'_> {
     /// Returns `true` if f16 held all operands and products.
     pub(super) fn is_exact(&self) -> bool {
         let largest = |line: &Line| hvx::widest(LargestLane(line));
-        let fit = |line: &Line| (LEAST..=MOST).contains(&largest(line));
+        let fit = |line: &Line| holds(largest(line));
         let product = hvx::widest(LargestHalf(self.products));
         fit(self.keys)
             && fit(self.queries)
@@ -60,33 +51,6 @@ impl Largest<'_> {
             && largest(self.decays) <= MOST_DECAY
             && largest(self.betas) <= MOST_BETA
             && product.to_bits().cast_signed() <= MOST_F16
-    }
-}
-
-/// The largest lane of magnitudes of f32.
-struct LargestLane<'a>(&'a Line);
-
-impl hvx::Kernel for LargestLane<'_> {
-    type Output = f32;
-
-    #[inline(always)]
-    fn run(self) -> f32 {
-        first_lane(all_lanes(hvx::load(self.0), hvx::max_w))
-    }
-}
-
-/// The largest lane of magnitudes of f16, as the bits of the result.
-struct LargestHalf<'a>(&'a Line);
-
-impl hvx::Kernel for LargestHalf<'_> {
-    type Output = f32;
-
-    #[inline(always)]
-    fn run(self) -> f32 {
-        let halves = hvx::load(self.0);
-        let words = hvx::max_h(halves, hvx::shr_w(halves, 16));
-        let words = hvx::and(words, hvx::splat_w(0xffff));
-        first_lane(all_lanes(words, hvx::max_w))
     }
 }
 
@@ -259,15 +223,5 @@ impl<'m> Lines<'m> {
             lanes[i] = 1.0;
         }
         lines
-    }
-}
-
-/// Writes f16 bits on the diagonal of a tile of zeros.
-pub(super) fn on_diagonal(tile: &mut Tile, bits: u16) {
-    *tile = Tile::ZERO;
-    let bytes: &mut [u8] = bytemuck::bytes_of_mut(tile);
-    for i in 0..TILE_DIM {
-        let at = f16_tile_offset(i, i);
-        bytes[at..at + 2].copy_from_slice(&bits.to_le_bytes());
     }
 }

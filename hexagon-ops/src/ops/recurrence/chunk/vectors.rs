@@ -5,42 +5,21 @@
 //! time.
 
 use super::TOKENS;
-use super::unit::{Halves, HalvesMut};
 use crate::hvx::{
     self, Accumulator, StridedVectors, Vector, interleave_even_h, interleave_odd_h, larger_f16,
-    larger_f32, mul_f32, splat_f32, sub_f32, swap_blocks,
+    larger_f32, mul_f32, splat_f32, swap_blocks,
 };
 use crate::layout::{Line, TILE_DIM, Tile};
+use crate::ops::halves::{Halves, HalvesMut, PAIRS, join, split};
 use crate::rt::SharedColumns;
 
-/// f16 1.0.
-const ONE: u16 = 0x3c00;
 /// Blocks of 32 tokens. A matrix of tokens by tokens has no tiles above the diagonal: the one of
 /// row r and column c is tile r + c.
 pub(super) const BLOCKS: usize = TOKENS / TILE_DIM;
-/// Lines of a tile, each of which has two rows.
-const PAIRS: usize = TILE_DIM / 2;
-
 /// A row of both blocks, with a column for each token of the block.
 pub(super) type BlockRows = [[Line; BLOCKS]; TILE_DIM];
 /// A number for each token.
 pub(super) type PerToken = [f32; TOKENS];
-
-/// Returns two rows as f16, and as f16 what that leaves of them.
-#[inline(always)]
-fn split(a: Vector, b: Vector) -> (Vector, Vector) {
-    let high = hvx::narrow_f32(a, b);
-    let (x, y) = hvx::widen_mul_f16(high, hvx::splat_h(ONE));
-    (high, hvx::narrow_f32(sub_f32(a, x), sub_f32(b, y)))
-}
-
-/// Returns the two rows of a line.
-#[inline(always)]
-fn join(high: Vector, low: &Line) -> (Vector, Vector) {
-    let sums = Accumulator::widen_mul(high, hvx::splat_h(ONE));
-    let (a, b) = Accumulator::add_f16(sums, hvx::load(low));
-    (a.to_f32(), b.to_f32())
-}
 
 /// Returns `largest` after two more rows.
 #[inline(always)]
@@ -90,11 +69,11 @@ impl hvx::Kernel for LargestProduct<'_> {
 
 /// Splits rows of `L` lines: a tile for each 32 rows and each line, those of the same rows beside
 /// each other.
-pub(super) struct SplitRows<'a, const L: usize> {
-    pub(super) rows: StridedVectors<'a, L>,
-    pub(super) to: HalvesMut<'a>,
+pub(in crate::ops) struct SplitRows<'a, const L: usize> {
+    pub(in crate::ops) rows: StridedVectors<'a, L>,
+    pub(in crate::ops) to: HalvesMut<'a>,
     /// Receives the largest magnitudes, beside those that it has.
-    pub(super) largest: &'a mut Line,
+    pub(in crate::ops) largest: &'a mut Line,
 }
 
 impl<const L: usize> hvx::Kernel for SplitRows<'_, L> {
@@ -416,16 +395,16 @@ impl hvx::Kernel for Invert<'_> {
 }
 
 /// Writes rows of `L` lines, `E` elements, of which tiles have the halves, times a factor.
-pub(super) struct WriteRows<'a, 'r, const L: usize, const E: usize> {
+pub(in crate::ops) struct WriteRows<'a, 'r, const L: usize, const E: usize> {
     /// A tile for each 32 rows and each line, those of the same rows beside each other.
-    pub(super) from: Halves<'a>,
-    pub(super) scale: f32,
-    pub(super) rows: &'a mut SharedColumns<'r>,
+    pub(in crate::ops) from: Halves<'a>,
+    pub(in crate::ops) scale: f32,
+    pub(in crate::ops) rows: &'a mut SharedColumns<'r>,
     /// The first row that is written, and the number of rows.
-    pub(super) first: usize,
-    pub(super) count: usize,
+    pub(in crate::ops) first: usize,
+    pub(in crate::ops) count: usize,
     /// Receives the largest of `from`, beside those that it has.
-    pub(super) largest: &'a mut Line,
+    pub(in crate::ops) largest: &'a mut Line,
 }
 
 impl<const L: usize, const E: usize> hvx::Kernel for WriteRows<'_, '_, L, E> {

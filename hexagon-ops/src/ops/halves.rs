@@ -1,7 +1,85 @@
 //! Products of matrices in two halves on the matrix unit.
+//!
+//! FP16 alone would leave errors of 2^-11. So a matrix is two tiles of each 32 × 32 elements, the
+//! rounded elements and what is left of them, and a product is the sum of three: high · high, high ·
+//! low and low · high. The unit's accumulator is wider than FP32. A product's low half is what the
+//! accumulator has when the product is computed once more, less the high half times the unit matrix.
 
 use crate::hmx::Hmx;
-use crate::layout::Tile;
+use crate::hvx::{self, Accumulator, Vector, sub_f32};
+use crate::layout::{Line, TILE_DIM, Tile, f16_tile_offset};
+use crate::ops::rows::{all_lanes, first_lane};
+
+/// f16 1.0.
+const ONE: u16 = 0x3c00;
+/// Lines of a tile, each of which has two rows.
+pub(super) const PAIRS: usize = TILE_DIM / 2;
+/// Least largest magnitude of an operand that is not zero: what is left of an f16 of this size is
+/// rounded to 2^-17 of it.
+const LEAST: f32 = 1.0 / 256.0;
+/// Most of an operand: a quarter of what f16 holds, because products by decays and factors are not
+/// checked.
+pub(super) const MOST: f32 = 16384.0;
+/// Its bits as an f16.
+pub(super) const MOST_F16: i32 = 0x7400;
+
+/// Returns `true` if two halves hold operands of which this is the largest magnitude.
+pub(super) fn holds(largest: f32) -> bool {
+    largest == 0.0 || (LEAST..=MOST).contains(&largest)
+}
+
+/// Returns two rows as f16, and as f16 what that leaves of them.
+#[inline(always)]
+pub(super) fn split(a: Vector, b: Vector) -> (Vector, Vector) {
+    let high = hvx::narrow_f32(a, b);
+    let (x, y) = hvx::widen_mul_f16(high, hvx::splat_h(ONE));
+    (high, hvx::narrow_f32(sub_f32(a, x), sub_f32(b, y)))
+}
+
+/// Returns the two rows of a line.
+#[inline(always)]
+pub(super) fn join(high: Vector, low: &Line) -> (Vector, Vector) {
+    let sums = Accumulator::widen_mul(high, hvx::splat_h(ONE));
+    let (a, b) = Accumulator::add_f16(sums, hvx::load(low));
+    (a.to_f32(), b.to_f32())
+}
+
+/// Writes f16 bits on the diagonal of a tile of zeros.
+pub(super) fn on_diagonal(tile: &mut Tile, bits: u16) {
+    *tile = Tile::ZERO;
+    let bytes: &mut [u8] = bytemuck::bytes_of_mut(tile);
+    for i in 0..TILE_DIM {
+        let at = f16_tile_offset(i, i);
+        bytes[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+    }
+}
+
+/// The largest lane of magnitudes of f32.
+pub(super) struct LargestLane<'a>(pub(super) &'a Line);
+
+impl hvx::Kernel for LargestLane<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run(self) -> f32 {
+        first_lane(all_lanes(hvx::load(self.0), hvx::max_w))
+    }
+}
+
+/// The largest lane of magnitudes of f16, as the bits of the result.
+pub(super) struct LargestHalf<'a>(pub(super) &'a Line);
+
+impl hvx::Kernel for LargestHalf<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run(self) -> f32 {
+        let halves = hvx::load(self.0);
+        let words = hvx::max_h(halves, hvx::shr_w(halves, 16));
+        let words = hvx::and(words, hvx::splat_w(0xffff));
+        first_lane(all_lanes(words, hvx::max_w))
+    }
+}
 
 /// A matrix for the unit.
 #[derive(Clone, Copy)]
