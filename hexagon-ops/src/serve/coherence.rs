@@ -14,7 +14,8 @@
 //!
 //! A slot of the table is found by the range's address, because commands name the same tensors
 //! again and again. A range that starts elsewhere inside a known one is looked for only among
-//! written ranges.
+//! written ranges. A range that was read is not remembered in the slot of a much
+//! longer written one.
 //!
 //! Each operation is for the instructions that access the range, [`Access`]. A range that was read
 //! for vectors is read again for scalar loads. A written range is up to date for all instructions:
@@ -28,6 +29,9 @@ use super::Platform;
 use crate::layout::LINE_BYTES;
 use crate::rt::cache::Access;
 use crate::rt::memory::{Bound, Mappings};
+
+/// A written range that is this many times as long as one that was read keeps its slot.
+const MUCH_LONGER: usize = 4;
 
 /// Ranges that are remembered.
 const SLOTS: usize = 64;
@@ -251,6 +255,11 @@ impl<P: Platform> Cache<'_, P> {
                 lines.is_written = true;
             }
         } else if slot.is_written {
+            let [new, old] = [lines.end - lines.start, slot.end - slot.start];
+            if !lines.is_written && new < old / MUCH_LONGER {
+                // Making it visible again takes less than writing the longer one.
+                return;
+            }
             slot.clean(self.mappings, self.platform);
         }
         *slot = lines;
