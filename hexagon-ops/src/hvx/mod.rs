@@ -60,6 +60,13 @@ pub use moves::{Moved, move_rows};
 mod strided;
 pub use strided::{FOURS, Fours, Square, StridedVectors};
 
+#[expect(
+    unsafe_code,
+    reason = "reads operands in the place of a result, all of which were checked before"
+)]
+mod streams;
+pub use streams::{Group, Groups, Piece, Streams};
+
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
 mod accumulator;
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]

@@ -14,28 +14,29 @@ use super::tensor::{
     self, CHUNK, Chunks, Row, Shape, Source, Type, View, ViewMut, fetch_after, row_packets,
 };
 use crate::error::{Error, Result};
-use crate::hvx::{self, Vector};
+use crate::hvx::{self, Streams, Vector, splat_f32};
 use crate::rt::{Engine, cache};
 
-pub(super) use function::{BESIDE, each_group, each_line, lines, lines_mut, put};
+pub(super) use function::{BESIDE, each, each_group, each_line, lines, lines_mut, put};
 pub use function::{Binary, Function, Glu, Unary};
 
 /// Elements that are computed between two fetches, in operations without rows.
 const BLOCK: usize = 4096;
-/// Elements of an operand in the result's place that are copied before they are written over: a
-/// copy and a function are two calls, which short pieces would not pay for.
-const KEPT: usize = 4 * CHUNK;
 /// Rows of fewer elements are computed several at a time, and fetched together.
 const SHORT_ROW: usize = 1024;
 /// Short rows that are computed at a time.
 const SHORT_ROWS: usize = 8;
+/// More of them are if they have no more elements than this: a head's.
+const SHORTEST_ROW: usize = 128;
+/// Elements of two vectors.
+const PAIR: usize = 64;
 
-/// Writes `f(a, b)` for as many elements as `out` has. A row at a time: in a loop over rows, the
-/// constants of all functions would be computed before it, and stored.
+/// Writes `f(a, b)` for as many elements as all have; a source that is `None` is in the result's
+/// place. A row at a time: in a loop over rows, the constants of all functions would be computed
+/// before it, and stored.
 struct MapFloats<'a> {
     f: Function,
-    a: &'a [f32],
-    b: &'a [f32],
+    src: [Option<&'a [f32]>; 2],
     out: &'a mut [f32],
 }
 
@@ -44,40 +45,17 @@ impl hvx::Kernel for MapFloats<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let n = self.out.len();
-        // Functions of one element have none in `b`.
-        let b = self.b.get(..n).unwrap_or_default();
-        if let Some(a) = self.a.get(..n) {
-            // One call, because the code of all functions is inlined here.
-            self.f.map(a, b, self.out);
-        }
+        // One call, because the code of all functions is inlined here.
+        self.f.map(self.src, self.out);
     }
 }
 
-/// Writes `f(a, b)` for as many elements as `out` has.
+/// Writes `f(a, b)` for as many elements as all have.
 // On the host, code of all functions in each of its callers takes minutes to compile.
 #[cfg_attr(target_arch = "hexagon", inline(always))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(never))]
-fn map_floats(f: Function, a: &[f32], b: &[f32], out: &mut [f32]) {
-    hvx::widest(MapFloats { f, a, b, out });
-}
-
-/// Copies as many elements as `to` has.
-struct Copied<'a> {
-    from: &'a [f32],
-    to: &'a mut [f32],
-}
-
-impl hvx::Kernel for Copied<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let to = self.to;
-        if let Some(from) = self.from.get(..to.len()) {
-            each_line!(to; x in from => x);
-        }
-    }
+fn map_floats(f: Function, src: [Option<&[f32]>; 2], out: &mut [f32]) {
+    hvx::widest(MapFloats { f, src, out });
 }
 
 /// Writes `f(a, b)` for one row. Element i of the result uses element i + `shift` of `a` and `b`.
@@ -106,9 +84,9 @@ impl hvx::Kernel for MapRow<'_> {
             let b = self.src[1].read(&self.row, range(self.shift[1]), b_chunk);
             // Sources in place have been copied.
             if let Some(row) = self.row.floats() {
-                map_floats(self.f, a, b, &mut row[start..start + len]);
+                map_floats(self.f, [Some(a), Some(b)], &mut row[start..start + len]);
             } else {
-                map_floats(self.f, a, b, &mut out_chunk[..len]);
+                map_floats(self.f, [Some(a), Some(b)], &mut out_chunk[..len]);
                 self.row.write(start, &out_chunk[..len]);
             }
             start += len;
@@ -126,10 +104,14 @@ pub(super) fn map_row(
     chunks: &mut Chunks,
 ) {
     // Without gaps, the whole row is one piece, and nothing is copied.
-    if let [Some(a), Some(b)] = [0, 1].map(|i| dense(src[i], &row, shift[i]))
+    let operands = [0, 1].map(|i| match src[i] {
+        Source::InPlace => Some(None),
+        _ => dense(src[i], &row, shift[i]).map(Some),
+    });
+    if let [Some(a), Some(b)] = operands
         && let Some(out) = row.floats()
     {
-        return map_floats(f, a, b, out);
+        return map_floats(f, [a, b], out);
     }
     hvx::widest(MapRow {
         f,
@@ -180,11 +162,12 @@ fn map_rows(
     // A single row has nothing to share, and is the usual one of a token.
     if dst.shape.ne[1..] != [1; 3] {
         if is_flat(&dst.shape, &src) {
-            return if src.iter().any(|src| matches!(src, Source::InPlace)) {
-                map_flat_in_place(engine, f, dst, src)
-            } else {
-                map_flat(engine, f, dst, src)
-            };
+            return map_flat(engine, f, dst, src);
+        }
+        if shift == [0, 0]
+            && let Some((shape, src)) = joined(&dst.shape, src)
+        {
+            return map_rows(engine, f, dst.reshaped(shape), src.each_ref(), shift);
         }
         if dst.len() >= 2 * engine.threads()
             && let Some(second) = Other::of(&dst.shape, &src, f)
@@ -205,6 +188,33 @@ fn map_rows(
     });
 }
 
+/// Returns result and sources with dimensions 0 and 1 as one, if all have the same ones and are f32
+/// without gaps: planes of short rows are long rows.
+fn joined<'a>(dst: &Shape, src: [&Source<'a>; 2]) -> Option<(Shape, [Source<'a>; 2])> {
+    let join = |shape: &Shape| {
+        let [n0, n1, n2, n3] = shape.ne;
+        let fits = shape.dtype == Type::F32 && shape.is_gapless() && shape.ne[..2] == dst.ne[..2];
+        let nb = [shape.nb[0], shape.nb[2], shape.nb[3], 0];
+        let joined = Shape {
+            ne: [n0 * n1, n2, n3, 1],
+            nb,
+            ..*shape
+        };
+        fits.then_some(joined)
+    };
+    if dst.ne[1] == 1 || dst.ne[2..] == [1; 2] {
+        return None;
+    }
+    let mut sources = [Source::None; 2];
+    for (to, src) in sources.iter_mut().zip(src) {
+        *to = match src {
+            Source::Apart(view) => Source::Apart(view.reshaped(join(&view.shape)?)),
+            _ => *src,
+        };
+    }
+    Some((join(dst)?, sources))
+}
+
 /// Returns `true` if result and sources are f32 of one shape without any gap, so that rows do not
 /// matter.
 fn is_flat(dst: &Shape, src: &[&Source<'_>; 2]) -> bool {
@@ -217,12 +227,16 @@ fn is_flat(dst: &Shape, src: &[&Source<'_>; 2]) -> bool {
     fits(dst) && src.iter().all(is_same)
 }
 
-/// Returns the elements of a gapless source as a row of `shape`; none of a source that does not
-/// exist.
-fn flat<'a>(src: &Source<'a>, shape: Shape) -> &'a [f32] {
+/// Returns the elements of a gapless source as a row of `shape`, starting with `first`; none of a
+/// source that does not exist, and `None` of one in the result's place.
+fn flat<'a>(src: &Source<'a>, shape: Shape, first: usize) -> Option<&'a [f32]> {
     match src {
-        Source::Apart(view) => view.reshaped(shape).floats([0; 3]).unwrap_or_default(),
-        _ => &[],
+        Source::Apart(view) => {
+            let elems = view.reshaped(shape).floats([0; 3]).unwrap_or_default();
+            Some(elems.get(first..).unwrap_or_default())
+        }
+        Source::InPlace => None,
+        Source::None => Some(&[]),
     }
 }
 
@@ -233,58 +247,24 @@ fn map_flat(engine: &Engine, f: Function, dst: ViewMut<'_>, src: [&Source<'_>; 2
     let packets = || row_packets(n, f.packets());
     dst.reshaped(shape)
         .for_row_parts(engine, packets, |mut row| {
-            let first = row.first;
-            let [a, b] = src.map(|src| flat(src, shape).get(first..).unwrap_or_default());
-            let out = row.floats().unwrap_or_default();
-            for (i, out) in out.chunks_mut(BLOCK).enumerate() {
-                let at = i * BLOCK;
-                let [a, b] = [a, b].map(|src| src.get(at..).unwrap_or_default());
-                // Sources take turns, because a fetch ends the one before it.
-                let next = if i % 2 == 0 { a } else { b };
-                if let Some(next) = next.get(BLOCK..) {
-                    let bytes = size_of_val(&next[..next.len().min(2 * BLOCK)]);
-                    cache::fetch(next.as_ptr().cast(), bytes);
-                }
-                map_floats(f, a, b, out);
-            }
-        });
-}
-
-/// Runs `f` on all elements of operands that [`is_flat`] accepts, of which one or both are in the
-/// result's place: their elements are copied before they are written over.
-fn map_flat_in_place(engine: &Engine, f: Function, dst: ViewMut<'_>, src: [&Source<'_>; 2]) {
-    let n = dst.shape.elems();
-    let shape = dst.shape.with_rows(n);
-    let packets = || row_packets(n, f.packets());
-    dst.reshaped(shape)
-        .for_row_parts_with_chunks(engine, packets, |mut row, chunks| {
-            let old = chunks.as_flattened_mut();
-            let first = row.first;
-            let apart = src.map(|src| flat(src, shape).get(first..).unwrap_or_default());
+            let src = src.map(|src| flat(src, shape, row.first));
             let out = row.floats().unwrap_or_default();
             let own = out.as_ptr_range();
-            for (i, out) in out.chunks_mut(KEPT).enumerate() {
-                let at = i * KEPT;
-                let old = &mut old[..out.len()];
-                hvx::widest(Copied { from: out, to: old });
-                let [a, b] = [0, 1].map(|i| match src[i] {
-                    Source::InPlace => &*old,
-                    _ => apart[i].get(at..).unwrap_or_default(),
-                });
-                if at.is_multiple_of(BLOCK) {
-                    // Both take turns, because a fetch ends the one before it.
-                    let other = apart.iter().find(|apart| !apart.is_empty());
-                    let all = match other {
-                        Some(other) if at.is_multiple_of(2 * BLOCK) => other.as_ptr_range(),
-                        _ => own.clone(),
-                    };
-                    let next = all.start.wrapping_add(at + BLOCK);
-                    if next < all.end {
-                        let left = all.end.addr() - next.addr();
-                        cache::fetch(next.cast(), left.min(2 * BLOCK * size_of::<f32>()));
-                    }
+            for (i, out) in out.chunks_mut(BLOCK).enumerate() {
+                let at = i * BLOCK;
+                // Sources take turns, because a fetch ends the one before it.
+                let next = match src[i % 2] {
+                    Some([]) => src[0],
+                    next => next,
+                };
+                let all = next.map_or(own.clone(), |next| next.as_ptr_range());
+                let next = all.start.wrapping_add(at + BLOCK);
+                if next < all.end {
+                    let left = all.end.addr() - next.addr();
+                    cache::fetch(next.cast(), left.min(2 * BLOCK * size_of::<f32>()));
                 }
-                map_floats(f, a, b, out);
+                let src = src.map(|src| src.map(|src| src.get(at..).unwrap_or_default()));
+                map_floats(f, src, out);
             }
         });
 }
@@ -387,9 +367,11 @@ fn map_runs(
             let Some((out, step)) = run.floats() else {
                 return;
             };
-            let mut old = hvx::zeros::<{ KEPT / 32 }>();
-            let old: &mut [f32; KEPT] = bytemuck::cast_mut(&mut old);
-            let per_turn = if n < SHORT_ROW { SHORT_ROWS } else { 1 };
+            let per_turn = match n {
+                0..=SHORTEST_ROW => 4 * SHORT_ROWS,
+                0..SHORT_ROW => SHORT_ROWS,
+                _ => 1,
+            };
             for (turn, start) in (0..count).step_by(per_turn).enumerate() {
                 let next = i1 + start + per_turn;
                 // Sources take turns, and each fetches for two.
@@ -406,51 +388,110 @@ fn map_runs(
                 let a = a.map(|a| a.get(from(a, a_step, shift[0])).unwrap_or_default());
                 let b = b.get(from(b, b_step, shift[1])).unwrap_or_default();
                 let out = out.get_mut(start * step..).unwrap_or_default();
+                if let (Other::Elements(_), Function::Binary(f)) = (&second, f) {
+                    let (b, out) = ((b, b_step), (out, step));
+                    map_by(f, (a, a_step), b, out, [n, rows]);
+                    continue;
+                }
                 for i in 0..rows {
+                    let a = a.map(|a| a.get(i * a_step..).unwrap_or_default());
                     let b = b.get(i * b_step..).unwrap_or_default();
                     let out = out.get_mut(i * step..i * step + n).unwrap_or_default();
-                    if let Some(a) = a {
-                        map_run(f, a.get(i * a_step..).unwrap_or_default(), b, &second, out);
-                        continue;
-                    }
-                    for (k, out) in out.chunks_mut(KEPT).enumerate() {
-                        let old = &mut old[..out.len()];
-                        hvx::widest(Copied { from: out, to: old });
-                        let b = match &second {
-                            Other::Elements(_) => b,
-                            _ => b.get(k * KEPT..).unwrap_or_default(),
-                        };
-                        map_run(f, old, b, &second, out);
-                    }
+                    map_floats(f, [a, Some(b)], out);
                 }
             }
         });
     });
 }
 
-/// Writes `f(a, b)` for elements of a row; `b` is one number if rows of `second` are.
-fn map_run(f: Function, a: &[f32], b: &[f32], second: &Other<'_>, out: &mut [f32]) {
-    match (second, f) {
-        (Other::Elements(_), Function::Binary(f)) => {
-            map_by(f, a, b.first().copied().unwrap_or_default(), out);
-        }
-        _ => map_floats(f, a, b, out),
+/// Rows times a number for each of them, plus a number for each.
+struct ScaleRows<'a> {
+    f: Binary,
+    /// Elements starting with the first row, and elements from one row to the next; no elements if
+    /// they are in the result's place.
+    a: (Option<&'a [f32]>, usize),
+    b: (&'a [f32], usize),
+    out: (&'a mut [f32], usize),
+    n: usize,
+    count: usize,
+}
+
+impl ScaleRows<'_> {
+    /// Returns the factor and the addend of a row in all lanes.
+    #[inline(always)]
+    fn numbers(&self, row: usize) -> [Vector; 2] {
+        let (b, step) = self.b;
+        let b = b.get(row * step).copied().unwrap_or_default();
+        // The sum with -0 is the number itself.
+        [
+            splat_f32(if self.f == Binary::Mul { b } else { 1.0 }),
+            splat_f32(match self.f {
+                Binary::Mul => -0.0,
+                Binary::Sub => -b,
+                _ => b,
+            }),
+        ]
     }
 }
 
-/// Writes `f(a, b)` for one number `b`.
-fn map_by(f: Binary, a: &[f32], b: f32, out: &mut [f32]) {
-    // The sum with -0 is the number itself.
-    let scale = |factor, bias| Function::Unary(Unary::Scale { factor, bias });
-    match f {
-        Binary::Mul => map_floats(scale(b, -0.0), a, &[], out),
-        Binary::Add => map_floats(scale(1.0, b), a, &[], out),
-        Binary::Sub => map_floats(scale(1.0, -b), a, &[], out),
-        Binary::Div => {
-            let chunk = [b; CHUNK];
-            for (a, out) in a.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
-                map_floats(Function::Binary(f), a, &chunk[..a.len()], out);
+impl hvx::Kernel for ScaleRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(mut self) {
+        let (a, a_step) = self.a;
+        let (out, step) = (core::mem::take(&mut self.out.0), self.out.1);
+        let follow = step == self.n && (a.is_none() || a_step == self.n);
+        if follow && self.n.is_multiple_of(PAIR) {
+            // Without gaps, the vectors of all rows are checked together.
+            let mut s = Streams::new([a], out);
+            let mut groups = s.groups::<2, false>();
+            for i in 0..self.count {
+                let [factor, addend] = self.numbers(i);
+                for mut group in groups.by_ref().take(self.n / PAIR) {
+                    let [x] = group.load(0);
+                    let [y] = group.load(1);
+                    group.store(0, hvx::add_f32(hvx::mul_f32(x, factor), addend));
+                    group.store(1, hvx::add_f32(hvx::mul_f32(y, factor), addend));
+                }
             }
+            return;
+        }
+        for i in 0..self.count {
+            let [factor, addend] = self.numbers(i);
+            let a = a.map(|a| a.get(i * a_step..).unwrap_or_default());
+            let out = out.get_mut(i * step..i * step + self.n).unwrap_or_default();
+            let mut s = Streams::new([a], out);
+            each_group!(2; s; x => hvx::add_f32(hvx::mul_f32(x, factor), addend));
+        }
+    }
+}
+
+/// Writes `f(a, b)` for rows of `n` elements and one number `b` for each.
+fn map_by(
+    f: Binary,
+    a: (Option<&[f32]>, usize),
+    b: (&[f32], usize),
+    out: (&mut [f32], usize),
+    [n, count]: [usize; 2],
+) {
+    if f != Binary::Div {
+        return hvx::widest(ScaleRows {
+            f,
+            a,
+            b,
+            out,
+            n,
+            count,
+        });
+    }
+    for i in 0..count {
+        let chunk = [b.0.get(i * b.1).copied().unwrap_or_default(); CHUNK];
+        let out = out.0.get_mut(i * out.1..i * out.1 + n).unwrap_or_default();
+        for (k, out) in out.chunks_mut(CHUNK).enumerate() {
+            let a =
+                a.0.map(|elems| elems.get(i * a.1 + k * CHUNK..).unwrap_or_default());
+            map_floats(Function::Binary(f), [a, Some(&chunk[..])], out);
         }
     }
 }

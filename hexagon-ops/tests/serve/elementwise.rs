@@ -417,6 +417,9 @@ fn sums_and_products_repeat_the_second_source() {
             ([40, 6, 2, 1], [40, 1, 1, 1]),
             ([128, 19, 1, 1], [1, 19, 1, 1]),
             ([2100, 5, 1, 1], [1, 1, 1, 1]),
+            // A head's rows: by an element of each, and planes that are repeated as a whole.
+            ([64, 37, 2, 1], [64, 1, 2, 1]),
+            ([64, 6, 5, 2], [1, 1, 5, 2]),
         ] {
             for (dtype, dtype_b, place) in [
                 (F, F, DENSE),

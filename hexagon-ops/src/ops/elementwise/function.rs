@@ -1,8 +1,7 @@
 //! The functions of elements, as vector code.
 
-use super::load;
 use crate::hvx::{
-    self, Vector, add_f32, max_f32, min_f32, mul_f32, select_gt_f32, splat_f32, splat_w,
+    self, Streams, Vector, add_f32, max_f32, min_f32, mul_f32, select_gt_f32, splat_f32, splat_w,
 };
 use crate::layout::Line;
 use crate::ops::math;
@@ -144,20 +143,14 @@ pub enum Function {
     Glu(Glu),
 }
 
-/// Writes a function of the lanes `$x` of each vector of `$a` (and `$y` of `$b`) to as many
-/// elements of `$out`. Each function has a loop with inlined code, because only inlined code is
-/// compiled for the machine's vectors.
+/// Writes a function of the lanes of each vector of the operands of [`Streams`] to their result.
+/// Each function has a loop with inlined code, because only inlined code is compiled for the
+/// machine's vectors.
 macro_rules! each {
-    ($out:ident; $x:ident in $a:ident => $f:expr) => {
-        for k in (0..$a.len()).step_by(32) {
-            let $x = load($a, k);
-            put($f, &mut $out[k..], $a.len() - k);
-        }
-    };
-    ($out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {
-        for k in (0..$a.len()).step_by(32) {
-            let ($x, $y) = (load($a, k), load($b, k));
-            put($f, &mut $out[k..], $a.len() - k);
+    ($streams:ident; $($x:ident),+ => $f:expr) => {
+        while let Some(mut piece) = $streams.piece() {
+            let [$($x),+] = piece.load();
+            piece.store($f);
         }
     };
 }
@@ -166,50 +159,18 @@ macro_rules! each {
 /// functions that are short or common. All of them are loaded before the first is stored, so that
 /// loads, arithmetic and stores of different vectors run beside each other.
 macro_rules! each_group {
-    ($n:expr; $out:ident; $x:ident in $a:ident => $f:expr) => {{
-        let a: &[f32] = $a;
-        let (groups, rest) = a.as_chunks::<{ 32 * $n }>();
-        let outs = $out.as_chunks_mut::<{ 32 * $n }>().0.iter_mut();
-        for (out, x) in outs.zip(groups) {
-            let x: &[[f32; 32]; $n] = bytemuck::cast_ref(x);
+    ($n:expr; $streams:ident; $($x:ident),+ => $f:expr) => {{
+        for mut group in $streams.groups::<{ $n }, false>() {
             let mut lanes = [hvx::splat_w(0); $n];
             for i in 0..$n {
-                let $x = hvx::load_f32(&x[i]);
+                let [$($x),+] = group.load(i);
                 lanes[i] = $f;
             }
-            let out: &mut [[f32; 32]; $n] = bytemuck::cast_mut(out);
             for i in 0..$n {
-                hvx::store_f32(&mut out[i], lanes[i]);
+                group.store(i, lanes[i]);
             }
         }
-        for k in (0..rest.len()).step_by(32) {
-            let k = 32 * $n * groups.len() + k;
-            let $x = load(a, k);
-            put($f, &mut $out[k..], a.len() - k);
-        }
-    }};
-    ($n:expr; $out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {{
-        let (a, b): (&[f32], &[f32]) = ($a, $b);
-        let (groups, rest) = a.as_chunks::<{ 32 * $n }>();
-        let outs = $out.as_chunks_mut::<{ 32 * $n }>().0.iter_mut();
-        for ((out, x), y) in outs.zip(groups).zip(b.as_chunks::<{ 32 * $n }>().0) {
-            let x: &[[f32; 32]; $n] = bytemuck::cast_ref(x);
-            let y: &[[f32; 32]; $n] = bytemuck::cast_ref(y);
-            let mut lanes = [hvx::splat_w(0); $n];
-            for i in 0..$n {
-                let ($x, $y) = (hvx::load_f32(&x[i]), hvx::load_f32(&y[i]));
-                lanes[i] = $f;
-            }
-            let out: &mut [[f32; 32]; $n] = bytemuck::cast_mut(out);
-            for i in 0..$n {
-                hvx::store_f32(&mut out[i], lanes[i]);
-            }
-        }
-        for k in (0..rest.len()).step_by(32) {
-            let k = 32 * $n * groups.len() + k;
-            let ($x, $y) = (load(a, k), load(b, k));
-            put($f, &mut $out[k..], a.len() - k);
-        }
+        each!($streams; $($x),+ => $f);
     }};
 }
 
@@ -217,73 +178,18 @@ macro_rules! each_group {
 /// line are loaded and stored as lines, of which a packet has one of each, and each result is
 /// stored beside the loads of the next one.
 macro_rules! each_line {
-    ($out:ident; $x:ident in $a:ident => $f:expr) => {{
-        let a: &[f32] = $a;
-        if let (Some(xs), Some(outs)) = (lines(a), lines_mut($out)) {
-            let groups = xs.as_chunks::<4>().0;
-            for (out, x) in outs.as_chunks_mut::<4>().0.iter_mut().zip(groups) {
-                let $x = hvx::load(&x[0]);
-                let mut last = $f;
-                for i in 1..4 {
-                    let $x = hvx::load(&x[i]);
-                    hvx::store(&mut out[i - 1], last);
-                    last = $f;
-                }
-                hvx::store(&mut out[3], last);
+    ($streams:ident; $($x:ident),+ => $f:expr) => {{
+        for mut group in $streams.groups::<4, true>() {
+            let [$($x),+] = group.load(0);
+            let mut last = $f;
+            for i in 1..4 {
+                let [$($x),+] = group.load(i);
+                group.store(i - 1, last);
+                last = $f;
             }
-            for k in (128 * groups.len()..a.len()).step_by(32) {
-                let $x = load(a, k);
-                put($f, &mut $out[k..], a.len() - k);
-            }
-        } else {
-            each_group!(4; $out; $x in a => $f);
+            group.store(3, last);
         }
-    }};
-    ($out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {{
-        let (a, b): (&[f32], &[f32]) = ($a, $b);
-        if let (Some(xs), Some(ys), Some(outs)) = (lines(a), lines(b), lines_mut($out)) {
-            let groups = xs.as_chunks::<4>().0;
-            let ys = ys.as_chunks::<4>().0;
-            for ((out, x), y) in outs.as_chunks_mut::<4>().0.iter_mut().zip(groups).zip(ys) {
-                let ($x, $y) = (hvx::load(&x[0]), hvx::load(&y[0]));
-                let mut last = $f;
-                for i in 1..4 {
-                    let ($x, $y) = (hvx::load(&x[i]), hvx::load(&y[i]));
-                    hvx::store(&mut out[i - 1], last);
-                    last = $f;
-                }
-                hvx::store(&mut out[3], last);
-            }
-            for k in (128 * groups.len()..a.len()).step_by(32) {
-                let ($x, $y) = (load(a, k), load(b, k));
-                put($f, &mut $out[k..], a.len() - k);
-            }
-        } else {
-            each_group!(4; $out; $x in a, $y in b => $f);
-        }
-    }};
-    ($out:ident; $x:ident in $a:ident, $y:ident in $b:ident, $z:ident in $c:ident => $f:expr) => {{
-        let (a, b, c): (&[f32], &[f32], &[f32]) = ($a, $b, $c);
-        let mut done = 0;
-        if let (Some(xs), Some(ys), Some(zs), Some(outs)) = (lines(a), lines(b), lines(c), lines_mut($out)) {
-            let (ys, zs) = (ys.as_chunks::<4>().0, zs.as_chunks::<4>().0);
-            let groups = xs.as_chunks::<4>().0;
-            for (((out, x), y), z) in outs.as_chunks_mut::<4>().0.iter_mut().zip(groups).zip(ys).zip(zs) {
-                let ($x, $y, $z) = (hvx::load(&x[0]), hvx::load(&y[0]), hvx::load(&z[0]));
-                let mut last = $f;
-                for i in 1..4 {
-                    let ($x, $y, $z) = (hvx::load(&x[i]), hvx::load(&y[i]), hvx::load(&z[i]));
-                    hvx::store(&mut out[i - 1], last);
-                    last = $f;
-                }
-                hvx::store(&mut out[3], last);
-            }
-            done = 128 * groups.len();
-        }
-        for k in (done..a.len()).step_by(32) {
-            let ($x, $y, $z) = (load(a, k), load(b, k), load(c, k));
-            put($f, &mut $out[k..], a.len() - k);
-        }
+        each_group!(4; $streams; $($x),+ => $f);
     }};
 }
 
@@ -306,7 +212,7 @@ pub(in crate::ops) fn lines_mut(elems: &mut [f32]) -> Option<&mut [Line]> {
     bytemuck::try_cast_slice_mut(elems.as_chunks_mut::<32>().0).ok()
 }
 
-pub(in crate::ops) use {each_group, each_line};
+pub(in crate::ops) use {each, each_group, each_line};
 
 /// Writes the first `count` lanes, or all if there are fewer, to the start of `out`.
 #[inline(always)]
@@ -348,75 +254,76 @@ impl Function {
         }
     }
 
-    /// Computes `out = f(a, b)` for the elements of `a`. A function of two has as many in `b`.
+    /// Computes `out = f(a, b)`; a source that is `None` is in the result's place. A function of
+    /// one element does not use `b`.
     #[inline(always)]
-    pub(super) fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
+    pub(super) fn map(self, [a, b]: [Option<&[f32]>; 2], out: &mut [f32]) {
         match self {
-            Self::Binary(f) => f.map(a, b, out),
-            Self::Unary(f) => f.map(a, out),
-            Self::Glu(f) => f.map(a, b, out),
+            Self::Binary(f) => f.map(Streams::new([a, b], out)),
+            Self::Unary(f) => f.map(Streams::new([a], out)),
+            Self::Glu(f) => f.map(Streams::new([a, b], out)),
         }
     }
 }
 
 impl Binary {
     #[inline(always)]
-    fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
+    fn map(self, mut s: Streams<'_, 2>) {
         match self {
-            Self::Add => each_line!(out; x in a, y in b => add_f32(x, y)),
-            Self::Sub => each_line!(out; x in a, y in b => hvx::sub_f32(x, y)),
-            Self::Mul => each_line!(out; x in a, y in b => mul_f32(x, y)),
-            Self::Div => each_group!(FEW; out; x in a, y in b => math::divide(x, y)),
+            Self::Add => each_line!(s; x, y => add_f32(x, y)),
+            Self::Sub => each_line!(s; x, y => hvx::sub_f32(x, y)),
+            Self::Mul => each_line!(s; x, y => mul_f32(x, y)),
+            Self::Div => each_group!(FEW; s; x, y => math::divide(x, y)),
         }
     }
 }
 
 impl Unary {
     #[inline(always)]
-    fn map(self, a: &[f32], out: &mut [f32]) {
+    fn map(self, mut s: Streams<'_, 1>) {
         let (zero, one) = (splat_w(0), splat_f32(1.0));
         match self {
             Self::Scale { factor, bias } => {
                 let (factor, bias) = (splat_f32(factor), splat_f32(bias));
-                each_line!(out; x in a => add_f32(mul_f32(x, factor), bias));
+                each_line!(s; x => add_f32(mul_f32(x, factor), bias));
             }
             Self::Clamp { low, high } => {
                 let (low, high) = (splat_f32(low), splat_f32(high));
-                each_line!(out; x in a => clamp(x, low, high));
+                each_line!(s; x => clamp(x, low, high));
             }
-            Self::Sqr => each_line!(out; x in a => mul_f32(x, x)),
-            Self::Sqrt => each_group!(BESIDE; out; x in a => math::sqrt(x)),
-            Self::Silu => each_group!(BESIDE; out; x in a => math::silu(x)),
-            Self::Gelu => each_group!(BESIDE; out; x in a => math::gelu(x)),
-            Self::GeluQuick => each_group!(BESIDE; out; x in a => math::gelu_quick(x)),
-            Self::GeluErf => each!(out; x in a => math::gelu_erf(x)),
-            Self::Relu => each_line!(out; x in a => max_f32(x, zero)),
-            Self::Sigmoid => each_group!(BESIDE; out; x in a => math::or_nan(x, math::sigmoid(x))),
-            Self::Tanh => each_group!(FEW; out; x in a => math::or_nan(x, math::tanh(x))),
-            Self::Exp => each_group!(BESIDE; out; x in a => math::or_nan(x, math::exp(x))),
-            Self::Neg => each_line!(out; x in a => math::neg(x)),
-            Self::Abs => each_line!(out; x in a => math::abs(x)),
-            Self::Softplus => each!(out; x in a => {
+            Self::Sqr => each_line!(s; x => mul_f32(x, x)),
+            Self::Sqrt => each_group!(BESIDE; s; x => math::sqrt(x)),
+            Self::Silu => each_group!(BESIDE; s; x => math::silu(x)),
+            Self::Gelu => each_group!(BESIDE; s; x => math::gelu(x)),
+            Self::GeluQuick => each_group!(BESIDE; s; x => math::gelu_quick(x)),
+            Self::GeluErf => each!(s; x => math::gelu_erf(x)),
+            Self::Relu => each_line!(s; x => max_f32(x, zero)),
+            Self::Sigmoid => each_group!(BESIDE; s; x => math::or_nan(x, math::sigmoid(x))),
+            Self::Tanh => each_group!(FEW; s; x => math::or_nan(x, math::tanh(x))),
+            Self::Exp => each_group!(BESIDE; s; x => math::or_nan(x, math::exp(x))),
+            Self::Neg => each_line!(s; x => math::neg(x)),
+            Self::Abs => each_line!(s; x => math::abs(x)),
+            Self::Softplus => each!(s; x => {
                 let small = math::exp(math::neg(math::abs(x)));
                 math::or_nan(x, add_f32(max_f32(x, zero), math::ln_1p(small)))
             }),
-            Self::Hardswish => each!(out; x in a => mul_f32(x, hard_sigmoid(x))),
-            Self::Hardsigmoid => each!(out; x in a => hard_sigmoid(x)),
-            Self::Elu => each!(out; x in a => {
+            Self::Hardswish => each!(s; x => mul_f32(x, hard_sigmoid(x))),
+            Self::Hardsigmoid => each!(s; x => hard_sigmoid(x)),
+            Self::Elu => each!(s; x => {
                 math::or_nan(x, select_gt_f32(x, zero, x, math::exp_m1(x)))
             }),
-            Self::Step => each_line!(out; x in a => select_gt_f32(x, zero, one, zero)),
+            Self::Step => each_line!(s; x => select_gt_f32(x, zero, one, zero)),
             Self::Sgn => {
                 let minus = splat_f32(-1.0);
-                each!(out; x in a => {
+                each!(s; x => {
                     select_gt_f32(x, zero, one, select_gt_f32(zero, x, minus, zero))
                 });
             }
-            Self::Expm1 => each!(out; x in a => math::or_nan(x, math::exp_m1(x))),
-            Self::Floor => each!(out; x in a => math::floor(x)),
-            Self::Ceil => each!(out; x in a => math::neg(math::floor(math::neg(x)))),
-            Self::Round => each!(out; x in a => math::round(x)),
-            Self::Trunc => each!(out; x in a => math::trunc(x)),
+            Self::Expm1 => each!(s; x => math::or_nan(x, math::exp_m1(x))),
+            Self::Floor => each!(s; x => math::floor(x)),
+            Self::Ceil => each!(s; x => math::neg(math::floor(math::neg(x)))),
+            Self::Round => each!(s; x => math::round(x)),
+            Self::Trunc => each!(s; x => math::trunc(x)),
             Self::Xielu {
                 alpha_n,
                 alpha_p,
@@ -424,19 +331,19 @@ impl Unary {
                 eps,
             } => {
                 let [n, p, beta, eps] = [alpha_n, alpha_p, beta, eps].map(splat_f32);
-                each!(out; x in a => {
+                each!(s; x => {
                     let bent = hvx::sub_f32(math::exp_m1(min_f32(x, eps)), x);
                     let below = mul_f32(bent, n);
                     let above = mul_f32(mul_f32(p, x), x);
                     add_f32(select_gt_f32(x, zero, above, below), mul_f32(beta, x))
                 });
             }
-            Self::Log => each_group!(FEW; out; x in a => math::or_nan(x, math::ln(x))),
-            Self::Sin => each!(out; x in a => math::sin_cos(x).0),
-            Self::Cos => each!(out; x in a => math::sin_cos(x).1),
+            Self::Log => each_group!(FEW; s; x => math::or_nan(x, math::ln(x))),
+            Self::Sin => each!(s; x => math::sin_cos(x).0),
+            Self::Cos => each!(s; x => math::sin_cos(x).1),
             Self::LeakyRelu(slope) => {
                 let slope = splat_f32(slope);
-                each!(out; x in a => {
+                each!(s; x => {
                     add_f32(max_f32(x, zero), mul_f32(min_f32(x, zero), slope))
                 });
             }
@@ -446,22 +353,22 @@ impl Unary {
 
 impl Glu {
     #[inline(always)]
-    fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
+    fn map(self, mut s: Streams<'_, 2>) {
         match self {
             // With qfloat, four would take more registers than there are, and qfloat values are not
             // stored.
             Self::Swiglu if hvx::HAS_IEEE => {
-                each_group!(4; out; x in a, y in b => mul_f32(math::silu(x), y));
+                each_group!(4; s; x, y => mul_f32(math::silu(x), y));
             }
-            Self::Swiglu => each_group!(3; out; x in a, y in b => mul_f32(math::silu(x), y)),
-            Self::Geglu => each_group!(BESIDE; out; x in a, y in b => mul_f32(math::gelu(x), y)),
-            Self::Reglu => each_line!(out; x in a, y in b => mul_f32(max_f32(x, splat_w(0)), y)),
-            Self::GegluErf => each!(out; x in a, y in b => mul_f32(math::gelu_erf(x), y)),
-            Self::GegluQuick => each!(out; x in a, y in b => mul_f32(math::gelu_quick(x), y)),
+            Self::Swiglu => each_group!(3; s; x, y => mul_f32(math::silu(x), y)),
+            Self::Geglu => each_group!(BESIDE; s; x, y => mul_f32(math::gelu(x), y)),
+            Self::Reglu => each_line!(s; x, y => mul_f32(max_f32(x, splat_w(0)), y)),
+            Self::GegluErf => each!(s; x, y => mul_f32(math::gelu_erf(x), y)),
+            Self::GegluQuick => each!(s; x, y => mul_f32(math::gelu_quick(x), y)),
             Self::SwigluOai { alpha, limit } => {
                 let (low, high) = (splat_f32(-limit), splat_f32(limit));
                 let alpha = splat_f32(alpha);
-                each_group!(BESIDE; out; x in a, y in b => {
+                each_group!(BESIDE; s; x, y => {
                     let limited = min_f32(x, high);
                     let gate = mul_f32(limited, math::sigmoid(mul_f32(limited, alpha)));
                     let result = mul_f32(gate, add_f32(clamp(y, low, high), splat_f32(1.0)));
@@ -470,7 +377,7 @@ impl Glu {
             }
             Self::SwigluClamp { limit } => {
                 let (low, high) = (splat_f32(-limit), splat_f32(limit));
-                each_group!(BESIDE; out; x in a, y in b => {
+                each_group!(BESIDE; s; x, y => {
                     let result = mul_f32(math::silu(min_f32(x, high)), clamp(y, low, high));
                     math::or_nan(x, math::or_nan(y, result))
                 });

@@ -3,10 +3,10 @@
 
 use super::{all_lanes, count_f32, load};
 use crate::error::{Error, Result};
-use crate::hvx::{self, Vector, splat_f32, splat_w};
+use crate::hvx::{self, Streams, Vector, splat_f32, splat_w};
 use crate::layout::Line;
 use crate::ops::elementwise::{
-    check_broadcast, dense, each_group, each_line, lines, lines_mut, put, same_shape,
+    check_broadcast, dense, each, each_group, each_line, lines, lines_mut, same_shape,
 };
 use crate::ops::math;
 use crate::ops::tensor::{
@@ -116,54 +116,54 @@ impl Scaling {
         let factor = self.factor;
         match self.shift {
             None if !times.is_empty() => {
-                each_line!(out; x in x, t in times => hvx::mul_f32(hvx::mul_f32(x, factor), t));
+                let mut s = Streams::new([Some(x), Some(times)], out);
+                each_line!(s; x, t => hvx::mul_f32(hvx::mul_f32(x, factor), t));
             }
             shift => {
                 let shift = shift.unwrap_or(splat_w(0));
-                each_line!(out; x in x => hvx::mul_f32(hvx::sub_f32(x, shift), factor));
-                for (out, times) in out.chunks_mut(32).zip(times.chunks(32)) {
-                    put(hvx::mul_f32(load(out, 0), load(times, 0)), out, out.len());
-                }
+                let mut s = Streams::new([Some(x)], out);
+                each_line!(s; x => hvx::mul_f32(hvx::sub_f32(x, shift), factor));
+                let mut s = Streams::new([None, Some(times)], out);
+                each!(s; x, t => hvx::mul_f32(x, t));
             }
         }
-        for (out, plus) in out.chunks_mut(32).zip(plus.chunks(32)) {
-            put(hvx::add_f32(load(out, 0), load(plus, 0)), out, out.len());
-        }
+        let mut s = Streams::new([None, Some(plus)], out);
+        each!(s; x, p => hvx::add_f32(x, p));
     }
 
-    /// Computes `out = (x - shift) · factor · times + plus`. `times` and `plus` are empty or as
-    /// long as `x`.
+    /// Computes `out = (x - shift) · factor · times + plus`; `x` is in the result's place if it is
+    /// `None`. `times` and `plus` are empty or as long as `x`.
     #[inline(always)]
-    fn apply(&self, x: &[f32], times: &[f32], plus: &[f32], out: &mut [f32]) {
+    fn apply(&self, x: Option<&[f32]>, times: &[f32], plus: &[f32], out: &mut [f32]) {
         let factor = self.factor;
         let shift = self.shift.unwrap_or(splat_w(0));
         match (self.shift, !times.is_empty(), !plus.is_empty()) {
             (None, true, false) => {
-                each_line!(out; x in x, t in times => hvx::mul_f32(hvx::mul_f32(x, factor), t));
-            }
-            (None, true, true) => {
-                each_line!(out; x in x, t in times, p in plus => {
-                    hvx::add_f32(hvx::mul_f32(hvx::mul_f32(x, factor), t), p)
-                });
+                let mut s = Streams::new([x, Some(times)], out);
+                each_line!(s; x, t => hvx::mul_f32(hvx::mul_f32(x, factor), t));
             }
             (_, true, true) => {
-                each_line!(out; x in x, t in times, p in plus => {
+                let mut s = Streams::new([x, Some(times), Some(plus)], out);
+                each_line!(s; x, t, p => {
                     let x = hvx::mul_f32(hvx::sub_f32(x, shift), factor);
                     hvx::add_f32(hvx::mul_f32(x, t), p)
                 });
             }
             (_, true, false) => {
-                each_line!(out; x in x, t in times => {
+                let mut s = Streams::new([x, Some(times)], out);
+                each_line!(s; x, t => {
                     hvx::mul_f32(hvx::mul_f32(hvx::sub_f32(x, shift), factor), t)
                 });
             }
             (_, false, true) => {
-                each_line!(out; x in x, p in plus => {
+                let mut s = Streams::new([x, Some(plus)], out);
+                each_line!(s; x, p => {
                     hvx::add_f32(hvx::mul_f32(hvx::sub_f32(x, shift), factor), p)
                 });
             }
             (_, false, false) => {
-                each_line!(out; x in x => hvx::mul_f32(hvx::sub_f32(x, shift), factor));
+                let mut s = Streams::new([x], out);
+                each_line!(s; x => hvx::mul_f32(hvx::sub_f32(x, shift), factor));
             }
         }
     }
@@ -235,8 +235,9 @@ const GROUP: usize = 8;
 /// The arguments of [`norm`] for rows of f32 without gaps inside, of whole vectors.
 struct NormRows<'a> {
     norm: Norm,
-    /// Elements starting with the first row, and the number of elements from one row to the next.
-    src: (&'a [f32], usize),
+    /// Elements starting with the first row, and the number of elements from one row to the next;
+    /// `None` if they are in the result's place.
+    src: Option<(&'a [f32], usize)>,
     /// The factors of a row, and addends; none of what does not exist.
     times: &'a [f32],
     plus: &'a [f32],
@@ -253,7 +254,7 @@ impl NormRows<'_> {
     #[inline(always)]
     fn sums(&self, shifts: Option<&[f32; 32]>, squared: bool) -> Vector {
         let mut lines = hvx::zeros::<GROUP>();
-        let (elems, step) = self.src;
+        let (elems, step) = self.src.unwrap_or((&*self.out.0, self.out.1));
         for (i, line) in lines.iter_mut().take(self.count).enumerate() {
             let row = elems.get(i * step..i * step + self.n).unwrap_or_default();
             let shift = shifts.map(|shifts| splat_f32(shifts[i]));
@@ -301,11 +302,10 @@ impl hvx::Kernel for NormRows<'_> {
         let [mut factors] = hvx::zeros::<1>();
         hvx::store(&mut factors, self.norm.factor(squares, inverse));
         let factors: &[f32; 32] = bytemuck::cast_ref(&factors);
-        let ((elems, step), (out, out_step)) = (self.src, self.out);
+        let (src, (out, out_step)) = (self.src, self.out);
         for i in 0..self.count {
-            let row = elems.get(i * step..i * step + self.n);
-            let out = out.get_mut(i * out_step..i * out_step + self.n);
-            let (Some(row), Some(out)) = (row, out) else {
+            let row = src.map(|(elems, step)| elems.get(i * step..).unwrap_or_default());
+            let Some(out) = out.get_mut(i * out_step..i * out_step + self.n) else {
                 return;
             };
             let scaling = Scaling {
@@ -318,64 +318,94 @@ impl hvx::Kernel for NormRows<'_> {
 }
 
 /// [`NormRows`] of any number of rows of `LINES` lines that start with a line, of which there are
-/// no means and no addends. Without loops over elements, a short row takes few instructions.
-struct ShortRows<'a, const LINES: usize> {
+/// no addends. Without loops over elements, a short row takes few instructions. `MEANS` is for
+/// [`Norm::Mean`].
+struct ShortRows<'a, const LINES: usize, const MEANS: bool> {
     norm: Norm,
-    /// Lines starting with the first row, and the number of lines from one row to the next.
-    src: (&'a [Line], usize),
+    /// Lines starting with the first row, and the number of lines from one row to the next; `None`
+    /// if they are in the result's place.
+    src: Option<(&'a [Line], usize)>,
     times: Option<&'a [Line; LINES]>,
     out: (&'a mut [Line], usize),
     count: usize,
 }
 
-impl<const LINES: usize> hvx::Kernel for ShortRows<'_, LINES> {
+impl<const LINES: usize, const MEANS: bool> ShortRows<'_, LINES, MEANS> {
+    /// Returns a row's lines.
+    #[inline(always)]
+    fn row(&self, number: usize) -> Option<[Vector; LINES]> {
+        let (elems, step) = self.src.unwrap_or((&*self.out.0, self.out.1));
+        let lines: &[Line; LINES] = elems.get(number * step..)?.first_chunk()?;
+        Some(lines.each_ref().map(hvx::load))
+    }
+}
+
+impl<const LINES: usize, const MEANS: bool> hvx::Kernel for ShortRows<'_, LINES, MEANS> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let ((src, step), (out, out_step)) = (self.src, self.out);
         let inverse = splat_f32(1.0 / count_f32(32 * LINES));
-        let mut times = [splat_f32(1.0); LINES];
+        let one = splat_f32(1.0);
+        let mut times = [one; LINES];
         if let Some(lines) = self.times {
             times = lines.each_ref().map(hvx::load);
         }
-        let row = |i: usize| src.get(i * step..).and_then(<[Line]>::first_chunk::<LINES>);
         let mut sums = hvx::zeros::<GROUP>();
-        let [mut factors] = hvx::zeros::<1>();
+        let [mut shifts, mut factors] = hvx::zeros::<2>();
         for first in (0..self.count).step_by(GROUP) {
             let rows = GROUP.min(self.count - first);
-            for (i, sum) in sums.iter_mut().take(rows).enumerate() {
-                let Some(lines) = row(first + i) else {
-                    return;
-                };
-                let mut parts = lines.each_ref().map(hvx::load);
-                for part in &mut parts {
-                    *part = hvx::mul_f32(*part, *part);
-                }
-                let mut width = LINES / 2;
-                while width > 0 {
-                    for i in 0..width {
-                        parts[i] = hvx::add_f32(parts[i], parts[i + width]);
+            let mut is_last = !MEANS;
+            hvx::store(&mut shifts, splat_w(0));
+            // The first of two passes sums the elements, the last one the squares.
+            loop {
+                let shifts_of: &[f32; 32] = bytemuck::cast_ref(&shifts);
+                for ((i, sum), shift) in sums.iter_mut().enumerate().take(rows).zip(shifts_of) {
+                    let Some(mut parts) = self.row(first + i) else {
+                        return;
+                    };
+                    let shift = splat_f32(*shift);
+                    for part in &mut parts {
+                        let x = match MEANS {
+                            true => hvx::sub_f32(*part, shift),
+                            false => *part,
+                        };
+                        *part = hvx::mul_f32(x, if is_last { x } else { one });
                     }
-                    width /= 2;
+                    let mut width = LINES / 2;
+                    while width > 0 {
+                        for i in 0..width {
+                            parts[i] = hvx::add_f32(parts[i], parts[i + width]);
+                        }
+                        width /= 2;
+                    }
+                    hvx::store(sum, parts[0]);
                 }
-                hvx::store(sum, parts[0]);
+                if is_last {
+                    break;
+                }
+                hvx::store(&mut shifts, hvx::mul_f32(group_sums(&sums), inverse));
+                is_last = true;
             }
             hvx::store(&mut factors, self.norm.factor(group_sums(&sums), inverse));
-            let factors: &[f32; 32] = bytemuck::cast_ref(&factors);
-            for (i, factor) in factors.iter().take(rows).enumerate() {
-                let i = first + i;
-                let to = out
-                    .get_mut(i * out_step..)
-                    .and_then(<[Line]>::first_chunk_mut::<LINES>);
-                let (Some(lines), Some(to)) = (row(i), to) else {
+            let (factors, shifts): (&[f32; 32], &[f32; 32]) =
+                (bytemuck::cast_ref(&factors), bytemuck::cast_ref(&shifts));
+            for (i, (factor, shift)) in factors.iter().zip(shifts).take(rows).enumerate() {
+                let Some(mut lanes) = self.row(first + i) else {
                     return;
                 };
-                let factor = splat_f32(*factor);
-                let mut lanes = lines.each_ref().map(hvx::load);
+                let (factor, shift) = (splat_f32(*factor), splat_f32(*shift));
                 for (lane, times) in lanes.iter_mut().zip(&times) {
-                    *lane = hvx::mul_f32(hvx::mul_f32(*lane, factor), *times);
+                    let x = match MEANS {
+                        true => hvx::sub_f32(*lane, shift),
+                        false => *lane,
+                    };
+                    *lane = hvx::mul_f32(hvx::mul_f32(x, factor), *times);
                 }
+                let out = self.out.0.get_mut((first + i) * self.out.1..);
+                let Some(to) = out.and_then(<[Line]>::first_chunk_mut::<LINES>) else {
+                    return;
+                };
                 for (to, lane) in to.iter_mut().zip(lanes) {
                     hvx::store(to, lane);
                 }
@@ -386,28 +416,34 @@ impl<const LINES: usize> hvx::Kernel for ShortRows<'_, LINES> {
 
 /// Computes short rows that start with a line; returns `false` and writes nothing if they are
 /// others.
-fn short_rows<const LINES: usize>(
+fn short_rows<const LINES: usize, const MEANS: bool>(
     norm: Norm,
-    src: (&[f32], usize),
+    src: Option<(&[f32], usize)>,
     times: &[f32],
     out: (&mut [f32], usize),
     count: usize,
 ) -> bool {
-    let is_even = src.1.is_multiple_of(32) && out.1.is_multiple_of(32);
     // Factors that do not exist start anywhere.
     let factors = match times {
         [] => Some(None),
         _ => lines(times).map(<[Line]>::first_chunk),
     };
-    let (Some(elems), Some(to), Some(times)) = (lines(src.0), lines_mut(out.0), factors) else {
+    let src = match src {
+        Some((elems, step)) if step.is_multiple_of(32) => {
+            lines(elems).map(|elems| Some((elems, step / 32)))
+        }
+        Some(_) => None,
+        None => Some(None),
+    };
+    let (Some(src), Some(to), Some(times)) = (src, lines_mut(out.0), factors) else {
         return false;
     };
-    if !is_even {
+    if !out.1.is_multiple_of(32) {
         return false;
     }
-    hvx::widest(ShortRows::<LINES> {
+    hvx::widest(ShortRows::<LINES, MEANS> {
         norm,
-        src: (elems, src.1 / 32),
+        src,
         times,
         out: (to, out.1 / 32),
         count,
@@ -449,7 +485,8 @@ fn shared_row<'a>(src: &Source<'a>, n: usize) -> Option<&'a [f32]> {
 
 /// The operands of a norm of several rows of f32 without gaps inside, of whole vectors.
 struct RowOperands<'a> {
-    view: View<'a>,
+    /// `None` if the source is in the result's place.
+    view: Option<View<'a>>,
     times: &'a [f32],
     plus: &'a [f32],
 }
@@ -459,10 +496,13 @@ impl<'a> RowOperands<'a> {
     /// share.
     fn of(dst: &Shape, src: &[Source<'a>; 3]) -> Option<Self> {
         let n = dst.ne[0];
-        let Source::Apart(view) = src[0] else {
-            return None;
+        let view = match src[0] {
+            Source::Apart(view) => Some(view),
+            Source::InPlace => None,
+            Source::None => return None,
         };
-        let fits = is_rows(dst) && is_rows(&view.shape) && n.is_multiple_of(32);
+        let are_rows = view.is_none_or(|view| is_rows(&view.shape));
+        let fits = is_rows(dst) && are_rows && n.is_multiple_of(32);
         fits.then_some(Self {
             view,
             times: shared_row(&src[1], n)?,
@@ -477,38 +517,53 @@ fn norm_rows(engine: &Engine, norm: Norm, dst: ViewMut<'_>, operands: &RowOperan
     let RowOperands { view, times, plus } = operands;
     let (times, plus, n) = (*times, *plus, dst.shape.ne[0]);
     let (mut dst, mut view) = (dst, *view);
-    if let (Some(shape), Some(merged)) = (dst.shape.merged(), view.merged()) {
+    let merged = match view {
+        Some(view) => view.merged().map(Some),
+        None => Some(None),
+    };
+    if let (Some(shape), Some(merged)) = (dst.shape.merged(), merged) {
         (dst, view) = (dst.reshaped(shape), merged);
     }
     let packets = || row_packets(n, 2 * ARITHMETIC);
     dst.for_parts(engine, packets, |part| {
         part.for_each_run(|mut run| {
             let ([i1, i2, i3], count) = (run.at, run.count);
-            let Some((elems, step)) = view.float_rows([i1, i2, i3], count) else {
+            let src = view.map(|view| view.float_rows([i1, i2, i3], count));
+            if src == Some(None) {
                 return;
-            };
+            }
+            let src = src.flatten();
             let Some((out, out_step)) = run.floats() else {
                 return;
             };
             let short = match n {
-                _ if matches!(norm, Norm::Mean(_)) || !plus.is_empty() => None,
-                64 => Some(short_rows::<2>(
+                _ if !plus.is_empty() => None,
+                // The norm of RWKV's heads.
+                64 if matches!(norm, Norm::Mean(_)) => Some(short_rows::<2, true>(
                     norm,
-                    (elems, step),
+                    src,
                     times,
                     (&mut *out, out_step),
                     count,
                 )),
-                128 => Some(short_rows::<4>(
+                _ if matches!(norm, Norm::Mean(_)) => None,
+                64 => Some(short_rows::<2, false>(
                     norm,
-                    (elems, step),
+                    src,
                     times,
                     (&mut *out, out_step),
                     count,
                 )),
-                256 => Some(short_rows::<8>(
+                128 => Some(short_rows::<4, false>(
                     norm,
-                    (elems, step),
+                    src,
+                    times,
+                    (&mut *out, out_step),
+                    count,
+                )),
+                256 => Some(short_rows::<8, false>(
+                    norm,
+                    src,
                     times,
                     (&mut *out, out_step),
                     count,
@@ -522,13 +577,16 @@ fn norm_rows(engine: &Engine, norm: Norm, dst: ViewMut<'_>, operands: &RowOperan
                 let rows = GROUP.min(count - start);
                 // The next rows, as many as there are and as one fetch brings.
                 let next = i1 + start + rows;
-                view.fetch(
-                    [next, i2, i3],
-                    GROUP.min(view.shape.ne[1].saturating_sub(next)),
-                );
+                if let Some(view) = &view {
+                    view.fetch(
+                        [next, i2, i3],
+                        GROUP.min(view.shape.ne[1].saturating_sub(next)),
+                    );
+                }
                 hvx::widest(NormRows {
                     norm,
-                    src: (elems.get(start * step..).unwrap_or_default(), step),
+                    src: src
+                        .map(|(elems, step)| (elems.get(start * step..).unwrap_or_default(), step)),
                     times,
                     plus,
                     out: (
@@ -626,7 +684,7 @@ impl hvx::Kernel for SumGroup<'_> {
     fn run(self) {
         let rows = NormRows {
             norm: Norm::Rms(0.0),
-            src: self.src,
+            src: Some(self.src),
             times: &[],
             plus: &[],
             out: (&mut [], 0),
