@@ -1,9 +1,10 @@
 //! Products of matrices in two halves on the matrix unit.
 //!
 //! FP16 alone would leave errors of 2^-11. So a matrix is two tiles of each 32 × 32 elements, the
-//! rounded elements and what is left of them, and a product is the sum of three: high · high, high ·
-//! low and low · high. The unit's accumulator is wider than FP32. A product's low half is what the
-//! accumulator has when the product is computed once more, less the high half times the unit matrix.
+//! rounded elements and what is left of them, and a product is the sum of three: high · high, high
+//! · low and low · high. The unit's accumulator is wider than FP32. A product's low half is what
+//! the accumulator has when the product is computed once more, less the high half times the unit
+//! matrix.
 
 use crate::hmx::Hmx;
 use crate::hvx::{self, Accumulator, Vector, sub_f32};
@@ -94,6 +95,14 @@ impl<'a> Halves<'a> {
         Self {
             high: &self.high[first..],
             low: &self.low[first..],
+        }
+    }
+
+    /// Returns the first `count` tiles.
+    pub(super) fn first(self, count: usize) -> Self {
+        Self {
+            high: &self.high[..count],
+            low: &self.low[..count],
         }
     }
 
@@ -212,6 +221,21 @@ impl Unit<'_> {
                 self.hmx.multiply(act.low, weights.high);
                 self.hmx.multiply(act.high, weights.high);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_hold_zero_and_numbers_of_a_range() {
+        for largest in [0.0, LEAST, 1.0, MOST] {
+            assert!(holds(largest), "{largest}");
+        }
+        for largest in [LEAST / 2.0, 2.0 * MOST, f32::INFINITY, f32::NAN] {
+            assert!(!holds(largest), "{largest}");
         }
     }
 }

@@ -64,11 +64,7 @@ impl hvx::Kernel for ReadParts<'_> {
 ///
 /// # Errors
 /// As [`mul_mat`].
-pub fn mul_mat_in(
-    machine: Machine<'_>,
-    mut dst: ViewMut<'_>,
-    src: [&Source<'_>; 2],
-) -> Result<()> {
+pub fn mul_mat_in(machine: Machine<'_>, mut dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
     let engine = machine.engine;
     let (a, b) = check(&dst.shape, src)?;
     let shape = dst.shape;

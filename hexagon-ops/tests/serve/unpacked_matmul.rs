@@ -35,6 +35,10 @@ fn products_of_every_type_form_and_repetition() {
         ([37, 9, 2, 1], [37, 4, 4, 3], [F, F], [TRANSPOSED, GAPS]),
         ([128, 128, 1, 1], [128, 50, 1, 1], [F, F], [DENSE, DENSE]),
         ([1, 1, 1, 1], [1, 1, 1, 1], [F, F], [DENSE, DENSE]),
+        // On the matrix unit: rows that are read where they are, and parts of tiles.
+        ([160, 70, 1, 1], [160, 64, 2, 1], [F, F], [DENSE, DENSE]),
+        ([96, 64, 2, 1], [96, 37, 2, 1], [F, F], [GAPS, GAPS]),
+        ([1056, 33, 1, 1], [1056, 4, 1, 1], [F, F], [DENSE, DENSE]),
         (
             [129, 31, 1, 1],
             [129, 2, 3, 2],
@@ -71,6 +75,22 @@ fn products_of_every_type_form_and_repetition() {
             // Sums in f32, 2^-24 for each of a few steps, squared; terms cancel to about a tenth.
             bench.check((KERNEL_MUL_MAT_UNPACKED, [0; 16]), &dst, &src, false, 1e-11);
         }
+    }
+}
+
+/// Halves in FP16 hold neither operands nor products of these sizes.
+#[test]
+fn products_beyond_the_range_of_halves_are_those_of_f32() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for (of_a, of_b) in [(1e6, 1.0), (1.0, 1e6), (1e-4, 1.0), (1.0, 1e-4), (9e3, 9e3)] {
+        let src = [
+            Case::random(F, [96, 40, 1, 1], DENSE, of_a, &mut numbers),
+            Case::random(F, [96, 35, 1, 1], DENSE, of_b, &mut numbers),
+        ];
+        let mut dst = Case::zeros(F, [40, 35, 1, 1], DENSE);
+        expected(&mut dst, &src);
+        bench.check((KERNEL_MUL_MAT_UNPACKED, [0; 16]), &dst, &src, false, 1e-11);
     }
 }
 

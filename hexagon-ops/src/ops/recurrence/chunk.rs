@@ -31,9 +31,9 @@ mod space;
 mod tests;
 mod vectors;
 
-pub(in crate::ops) use self::vectors::{SplitRows, WriteRows};
 use self::head::Head;
 use self::space::Space;
+pub(in crate::ops) use self::vectors::SplitRows;
 use super::{Inputs, MAX_TASKS, Recurrence};
 use crate::error::Result;
 use crate::hmx::{Form, Hmx, ScaleBlock};

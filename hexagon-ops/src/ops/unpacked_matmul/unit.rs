@@ -12,15 +12,16 @@
 //! Where an operand or a product is so large that FP16 does not hold it, or so small that its low
 //! half is lost, the caller computes all products in FP32 instead.
 
-use super::{DEPTH, LANES, Transpose, repeated_plane};
+use super::{DEPTH, LANES, repeated_plane};
 use crate::hmx::{Form, MAX_DEEP, ScaleBlock};
-use crate::hvx::{self, StridedVectors, copy_f32};
-use crate::layout::{LINE_BYTES, Line, TILE_DIM};
+use crate::hvx::{self, StridedVectors, copy_f32, larger_f16, larger_f32};
+use crate::layout::{LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::halves::{
-    Halves, HalvesMut, LargestHalf, LargestLane, MOST_F16, Term, Unit, holds, on_diagonal,
+    self, Halves, HalvesMut, LargestHalf, LargestLane, MOST_F16, Term, Unit, holds, on_diagonal,
 };
 use crate::ops::matmul::Machine;
-use crate::ops::recurrence::{SplitRows, WriteRows};
+use crate::ops::recurrence::SplitRows;
+use crate::ops::square::{GROUP, GatherRows, Gathered, columns};
 use crate::ops::tensor::View;
 use crate::rt::{Arena, SharedColumns, tiles_of_lines};
 
@@ -74,8 +75,8 @@ impl<'m> Task<'m> {
             hvx::clear(core::slice::from_mut(line));
         }
         Some(Self {
-            weights: halves(arena, depth)?,
-            products: halves(arena, strips)?,
+            weights: take_halves(arena, depth)?,
+            products: take_halves(arena, strips)?,
             lines,
             largest: Largest {
                 acts,
@@ -87,7 +88,7 @@ impl<'m> Task<'m> {
 }
 
 /// Takes the memory of `count` tiles.
-fn halves<'m>(arena: &mut Arena<'m>, count: usize) -> Option<HalvesMut<'m>> {
+fn take_halves<'m>(arena: &mut Arena<'m>, count: usize) -> Option<HalvesMut<'m>> {
     let tiles = arena.tiles("halves of a matrix", 2 * count).ok()?;
     let (high, low) = tiles.split_at_mut(count);
     Some(HalvesMut { high, low })
@@ -110,48 +111,72 @@ impl Reading<'_> {
     fn run(&mut self) {
         let [k, rows, ..] = self.view.shape.ne;
         let depth = k.div_ceil(TILE_DIM);
+        let [i2, i3] = self.plane;
+        let mut gathered: Gathered = hvx::zeros();
         let high = self.to.high.chunks_exact_mut(depth);
         for (high, low) in high.zip(self.to.low.chunks_exact_mut(depth)) {
-            let of_strip = self.first.min(rows)..rows.min(self.first + TILE_DIM);
-            let mut rest = HalvesMut { high, low };
+            let first = self.first;
+            let count = TILE_DIM.min(rows - first.min(rows));
+            self.first += TILE_DIM;
+            // Rows of f32 are read where they are.
+            let is_whole = k.is_multiple_of(TILE_DIM) && (self.is_turned || count == TILE_DIM);
+            let found = self.view.float_rows([first, i2, i3], count);
+            let found = found.filter(|_| is_whole);
+            let (mut high, mut low) = (high, low);
             for k0 in (0..k).step_by(DEPTH) {
                 let range = k0..k.min(k0 + DEPTH);
-                let count = range.len().div_ceil(LANES);
-                let lines = &mut self.lines[..TILE_DIM * count];
-                self.view
-                    .read_rows(of_strip.clone(), self.plane, range, lines);
-                if self.is_turned {
-                    hvx::widest(Transpose { columns: lines });
-                }
-                split(lines, count, rest.lend(), self.largest);
-                let HalvesMut { high, low } = rest;
-                rest = HalvesMut {
-                    high: &mut high[count..],
-                    low: &mut low[count..],
+                let tiles = range.len().div_ceil(LANES);
+                let (elems, stride, count) = match found {
+                    Some((elems, stride)) => (elems.get(k0..).unwrap_or_default(), stride, count),
+                    None => {
+                        let lines = &mut self.lines[..TILE_DIM * tiles];
+                        let rows = first..first + count;
+                        self.view.read_rows(rows, self.plane, range, lines);
+                        (bytemuck::cast_slice(&*lines), LANES * tiles, TILE_DIM)
+                    }
                 };
+                let (high_part, high_rest) = high.split_at_mut(tiles);
+                let (low_part, low_rest) = low.split_at_mut(tiles);
+                (high, low) = (high_rest, low_rest);
+                let to = HalvesMut {
+                    high: high_part,
+                    low: low_part,
+                };
+                if !self.is_turned {
+                    split(bytemuck::cast_slice(elems), 4 * stride, to, self.largest);
+                    continue;
+                }
+                let parts = to.high.iter_mut().zip(to.low);
+                for (i, (high, low)) in parts.enumerate() {
+                    hvx::widest(GatherRows {
+                        elems,
+                        at: TILE_DIM * i,
+                        stride,
+                        count,
+                        to: &mut gathered,
+                    });
+                    hvx::widest(SplitColumns {
+                        gathered: &gathered,
+                        high,
+                        low,
+                        largest: self.largest,
+                    });
+                }
             }
-            self.first += TILE_DIM;
         }
     }
 }
 
-/// Splits 32 rows of `count` lines into as many tiles.
-fn split(lines: &[Line], count: usize, to: HalvesMut<'_>, largest: &mut Line) {
+/// Splits 32 rows, `stride` bytes apart, into tiles.
+fn split(bytes: &[u8], stride: usize, to: HalvesMut<'_>, largest: &mut Line) {
     const WHOLE: usize = DEPTH / LANES;
-    let bytes: &[u8] = bytemuck::cast_slice(lines);
-    let stride = LINE_BYTES * count;
-    let HalvesMut { high, low } = to;
-    if count == WHOLE {
-        let to = HalvesMut {
-            high: &mut high[..WHOLE],
-            low: &mut low[..WHOLE],
-        };
+    if to.high.len() == WHOLE {
         if let Some(rows) = StridedVectors::new(bytes, stride, TILE_DIM) {
             hvx::widest(SplitRows::<WHOLE> { rows, to, largest });
         }
         return;
     }
-    for (i, (high, low)) in high.iter_mut().zip(low).take(count).enumerate() {
+    for (i, (high, low)) in to.high.iter_mut().zip(to.low).enumerate() {
         let bytes = bytes.get(LINE_BYTES * i..).unwrap_or_default();
         let to = HalvesMut {
             high: core::slice::from_mut(high),
@@ -160,6 +185,81 @@ fn split(lines: &[Line], count: usize, to: HalvesMut<'_>, largest: &mut Line) {
         if let Some(rows) = StridedVectors::new(bytes, stride, TILE_DIM) {
             hvx::widest(SplitRows::<1> { rows, to, largest });
         }
+    }
+}
+
+/// Splits the columns of gathered rows into the rows of a tile.
+struct SplitColumns<'a> {
+    gathered: &'a Gathered,
+    high: &'a mut Tile,
+    low: &'a mut Tile,
+    largest: &'a mut Line,
+}
+
+impl hvx::Kernel for SplitColumns<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut largest = hvx::load(self.largest);
+        let high = self.high.0.as_chunks_mut::<{ GROUP / 2 }>().0.iter_mut();
+        let parts = high.zip(self.low.0.as_chunks_mut::<{ GROUP / 2 }>().0);
+        for (group, (high, low)) in parts.enumerate() {
+            let columns = columns(self.gathered, group);
+            for ((high, low), pair) in high.iter_mut().zip(low).zip(columns.as_chunks().0) {
+                let [a, b] = *pair;
+                largest = larger_f32(larger_f32(largest, a), b);
+                let (x, y) = halves::split(a, b);
+                hvx::store(high, x);
+                hvx::store(low, y);
+            }
+        }
+        hvx::store(self.largest, largest);
+    }
+}
+
+/// Writes the products of tiles to rows: 32 columns of 32 rows for each tile.
+struct WriteTiles<'a, 'r> {
+    from: Halves<'a>,
+    rows: &'a mut SharedColumns<'r>,
+    /// The first row.
+    first: usize,
+    /// Receives the largest of `from`, beside those that it has.
+    largest: &'a mut Line,
+}
+
+impl hvx::Kernel for WriteTiles<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut largest = hvx::load(self.largest);
+        let mut first = self.first;
+        for (high, low) in self.from.high.iter().zip(self.from.low) {
+            let parts = high
+                .0
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .zip(low.0.as_chunks::<4>().0);
+            for (high, low) in parts {
+                let Some(rows) = self.rows.squares::<TILE_DIM, 8>(first, 0) else {
+                    return;
+                };
+                first += 8;
+                let [a, b, c, d, e, f, g, h] = rows;
+                for ((high, low), [even, odd]) in
+                    high.iter().zip(low).zip([[a, b], [c, d], [e, f], [g, h]])
+                {
+                    let high = hvx::load(high);
+                    largest = larger_f16(largest, high);
+                    let (a, b) = halves::join(high, low);
+                    hvx::store_f32(even, a);
+                    hvx::store_f32(odd, b);
+                }
+            }
+        }
+        hvx::store(self.largest, largest);
     }
 }
 
@@ -179,28 +279,28 @@ struct Writing<'a> {
 impl Writing<'_> {
     #[inline(never)]
     fn run(&mut self) {
+        let mut strip = 0;
         if self.n == TILE_DIM {
-            return hvx::widest(WriteRows::<1, TILE_DIM> {
-                from: self.products,
-                scale: 1.0,
+            strip = self.count / TILE_DIM;
+            hvx::widest(WriteTiles {
+                from: self.products.first(strip),
                 rows: &mut self.columns,
                 first: self.first,
-                count: self.count,
                 largest: self.largest,
             });
         }
-        for start in (0..self.count).step_by(TILE_DIM) {
+        // Tiles that are not whole are written beside the result first.
+        for strip in strip..self.count.div_ceil(TILE_DIM) {
+            let start = strip * TILE_DIM;
             let elems: &mut [f32] = bytemuck::cast_slice_mut(&mut self.lines[..TILE_DIM]);
-            let count = TILE_DIM.min(self.count - start);
-            hvx::widest(WriteRows::<1, TILE_DIM> {
-                from: self.products.from(start / TILE_DIM),
-                scale: 1.0,
+            hvx::widest(WriteTiles {
+                from: self.products.from(strip).first(1),
                 rows: &mut SharedColumns::new(elems, TILE_DIM),
                 first: 0,
-                count: TILE_DIM,
                 largest: self.largest,
             });
-            for (i, row) in elems.as_chunks::<TILE_DIM>().0.iter().enumerate().take(count) {
+            let rows = elems.as_chunks::<TILE_DIM>().0.iter();
+            for (i, row) in rows.enumerate().take(self.count - start) {
                 let to = self.columns.row(self.first + start + i);
                 let n = self.n.min(to.len());
                 copy_f32(&mut to[..n], row);
@@ -240,7 +340,7 @@ pub(super) fn multiply(
     for task in &mut *tasks {
         *task = Task::new(&mut arena, depth, together);
     }
-    let Some(acts) = halves(&mut arena, together * depth).filter(|_| together > 0) else {
+    let Some(acts) = take_halves(&mut arena, together * depth).filter(|_| together > 0) else {
         return false;
     };
     hmx.take_fault();
@@ -249,7 +349,11 @@ pub(super) fn multiply(
         unit.hmx.clear();
         unit.hmx.load_scale(&scale[0]);
     });
-    for row in (0..b2 * b3).flat_map(|plane| (0..strips).step_by(together).map(move |strip| (plane, strip))) {
+    for row in (0..b2 * b3).flat_map(|plane| {
+        (0..strips)
+            .step_by(together)
+            .map(move |strip| (plane, strip))
+    }) {
         let (plane, strip) = row;
         let [i2, i3] = [plane % b2, plane / b2];
         let count = together.min(strips - strip);

@@ -395,16 +395,16 @@ impl hvx::Kernel for Invert<'_> {
 }
 
 /// Writes rows of `L` lines, `E` elements, of which tiles have the halves, times a factor.
-pub(in crate::ops) struct WriteRows<'a, 'r, const L: usize, const E: usize> {
+pub(super) struct WriteRows<'a, 'r, const L: usize, const E: usize> {
     /// A tile for each 32 rows and each line, those of the same rows beside each other.
-    pub(in crate::ops) from: Halves<'a>,
-    pub(in crate::ops) scale: f32,
-    pub(in crate::ops) rows: &'a mut SharedColumns<'r>,
+    pub(super) from: Halves<'a>,
+    pub(super) scale: f32,
+    pub(super) rows: &'a mut SharedColumns<'r>,
     /// The first row that is written, and the number of rows.
-    pub(in crate::ops) first: usize,
-    pub(in crate::ops) count: usize,
+    pub(super) first: usize,
+    pub(super) count: usize,
     /// Receives the largest of `from`, beside those that it has.
-    pub(in crate::ops) largest: &'a mut Line,
+    pub(super) largest: &'a mut Line,
 }
 
 impl<const L: usize, const E: usize> hvx::Kernel for WriteRows<'_, '_, L, E> {
