@@ -218,7 +218,13 @@ fn copies_convert_between_all_strides() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let places: [Place; 4] = [DENSE, GAPS, PERMUTED, TRANSPOSED];
-    for ne in [[1, 1, 1, 1], [33, 5, 3, 2], [288, 4, 1, 3], [40, 70, 2, 1]] {
+    for ne in [
+        [1, 1, 1, 1],
+        [33, 5, 3, 2],
+        [288, 4, 1, 3],
+        [40, 70, 2, 1],
+        [32, 22, 3, 1],
+    ] {
         for (from, to) in [
             (F, F),
             (F, H),

@@ -121,6 +121,32 @@ impl hvx::Kernel for NarrowRows<'_> {
     }
 }
 
+/// Rows of 32 f32 to rows of as many f16 that follow each other: two at a time are a vector.
+pub(super) struct NarrowPairs<'a> {
+    /// Elements starting with the first row, and the number of elements from one row to the next.
+    pub(super) elems: (&'a [f32], usize),
+    /// A vector for each two rows.
+    pub(super) out: &'a mut [[u8; 128]],
+}
+
+impl hvx::Kernel for NarrowPairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (mut elems, step) = self.elems;
+        for to in self.out {
+            let second = elems.get(step..).unwrap_or_default();
+            let (Some(first), Some(last)) = (elems.first_chunk(), second.first_chunk()) else {
+                return;
+            };
+            let (even, odd) = hvx::deal_w(hvx::load_f32(first), hvx::load_f32(last));
+            hvx::store_bytes(to, hvx::narrow_f32(even, odd));
+            elems = second.get(step..).unwrap_or_default();
+        }
+    }
+}
+
 /// Returns `true` if rows are f32 without gaps, which kernels read and write without a function
 /// call.
 #[inline(always)]

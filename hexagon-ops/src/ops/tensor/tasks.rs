@@ -23,7 +23,7 @@ const MAX_TASKS: usize = 8;
 /// addition of fewer than 8,000 elements, an exponential of fewer than 1,000.
 ///
 /// A step of n tasks takes the calling thread less than the n - 1 tasks that it hands over: the
-/// list of tasks, the hand-over, and a pause of each side in which it does not look. tests/qemu.rs
+/// list of tasks, the hand-over, and a pause of each side in which it does not look. tests/qemu
 /// counts the packets (`a_step_takes_less_than_the_tasks_that_it_hands_over`).
 pub const TASK_PACKETS: usize = 600;
 
