@@ -15,8 +15,8 @@ mod token;
 
 use core::ops::Range;
 
-pub(super) use self::chunk::{SplitRows, WriteRows};
 use self::check::Sizes;
+pub(super) use self::chunk::SplitRows;
 use self::state::HeadState;
 use super::copy::check_indices;
 use super::tensor::{Source, View, ViewMut};
@@ -88,6 +88,11 @@ impl<'a> Inputs<'a> {
             Recurrence::SsmScan(_) if self.src[3].shape.ne[0] == 1 => {
                 let slot = self.src[6].index(sequence, [0; 3]);
                 (0, usize::try_from(slot).unwrap_or(0))
+            }
+            Recurrence::Wkv7 if rows.is_multiple_of(ROWS) => {
+                let elems = self.src[6].floats([sequence, 0, 0])?;
+                let first = head * rows * columns;
+                return elems.get(first..first + rows * columns);
             }
             _ => return None,
         };

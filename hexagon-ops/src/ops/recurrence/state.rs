@@ -204,7 +204,7 @@ impl<'a> HeadState<'a> {
     }
 
     /// Computes a token of a head with `32 · L` columns, and rows in whole groups of 32, by rows of
-    /// the state. There is no second vector.
+    /// the state.
     ///
     /// - `from`: the state before the token, if it is not here yet
     /// - `to`: memory of the state after the token; without it, the state is kept here
@@ -222,6 +222,9 @@ impl<'a> HeadState<'a> {
         let [[keys, queries, ..], [decay, ..], [add, ..]] = vectors else {
             return;
         };
+        let Some(second) = self.second.first_chunk::<L>() else {
+            return;
+        };
         let state = squares_mut::<L>(bytemuck::cast_slice_mut(self.state));
         let groups = state.iter_mut().zip(&mut *self.values);
         for (group, ((kept, value), out)) in groups.zip(out.chunks_mut(LANES)).enumerate() {
@@ -234,7 +237,7 @@ impl<'a> HeadState<'a> {
                 from
             });
             let rows = from.unwrap_or(kept);
-            if form.takes_old {
+            if form.takes_old || form.second.is_some() {
                 hvx::widest(ReadRows {
                     rows,
                     vectors: [keys, queries],
@@ -261,6 +264,17 @@ impl<'a> HeadState<'a> {
                 .as_deref_mut()
                 .and_then(|to| squares_mut::<L>(to).get_mut(group));
             match (from, to) {
+                (from, to) if form.second.is_some() => {
+                    hvx::widest(UpdateTwice {
+                        from,
+                        rows: kept,
+                        vectors: [decay, add, second],
+                        factors: [factors, bytemuck::cast_ref(&*old)],
+                    });
+                    if let Some(to) = to {
+                        to.copy_from_slice(kept);
+                    }
+                }
                 (None, None) => hvx::widest(UpdateRows {
                     rows: kept,
                     vectors,
@@ -654,7 +668,36 @@ impl<const L: usize> hvx::Kernel for UpdateRows<'_, L> {
     }
 }
 
-/// The same from one memory to another.
+/// `m · decay + add · factor + second · old` for each row m, with numbers of the row.
+struct UpdateTwice<'a, const L: usize> {
+    /// The rows, if they are not in `rows`.
+    from: Option<&'a Rows<L>>,
+    rows: &'a mut Rows<L>,
+    vectors: [&'a [Line; L]; 3],
+    factors: [&'a [f32; LANES]; 2],
+}
+
+impl<const L: usize> hvx::Kernel for UpdateTwice<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let [decay, add, second] = self.vectors.map(|lines| lines.each_ref().map(hvx::load));
+        let numbers = self.factors[0].iter().zip(self.factors[1]);
+        for (i, (row, (factor, old))) in self.rows.iter_mut().zip(numbers).enumerate() {
+            let (factor, old) = (splat_f32(*factor), splat_f32(*old));
+            let from = self.from.map(|from| &from[i]);
+            for (line, to) in row.iter_mut().enumerate() {
+                let before = hvx::load_f32(from.map_or(&*to, |from| &from[line]));
+                let kept = Accumulator::product(before, decay[line]);
+                let kept = kept.mul_add(add[line], factor);
+                hvx::store_f32(to, kept.mul_add(second[line], old).to_f32());
+            }
+        }
+    }
+}
+
+/// `m · decay + add · factor` for each row m, from one memory to another.
 struct WriteRows<'a, const L: usize> {
     from: &'a Rows<L>,
     to: &'a mut Rows<L>,

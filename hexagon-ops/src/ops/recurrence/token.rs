@@ -104,6 +104,10 @@ impl<'a> Inputs<'a> {
         let [head, token, sequence] = at;
         let form = match self.kind {
             Recurrence::SsmScan(_) => self.scan_vectors(scratch, [token, sequence], head..head + 1),
+            Recurrence::Wkv7 => {
+                let at = [head, sequence * self.sizes.tokens + token, 0];
+                self.wkv7_vectors(scratch, at)
+            }
             _ => self.delta_vectors(scratch, at),
         };
         scratch.step_square::<L>(&form, from, to, out);
@@ -153,6 +157,12 @@ impl<'a> Inputs<'a> {
 
     /// Computes `M' = M · w + k · v + b · (M · a)` and `y = M' · r`.
     fn wkv7(&self, scratch: &mut HeadState<'_>, at: [usize; 3], out: &mut [f32]) {
+        let form = self.wkv7_vectors(scratch, at);
+        scratch.step_rows(&form, out);
+    }
+
+    /// Reads the vectors of a token of RWKV7.
+    fn wkv7_vectors(&self, scratch: &mut HeadState<'_>, at: [usize; 3]) -> RowForm {
         fill(scratch.decay, self.row(1, at));
         let (old, read) = scratch.probes.split_at_mut(scratch.decay.len());
         fill(old, self.row(4, at));
@@ -164,12 +174,11 @@ impl<'a> Inputs<'a> {
         splat(scratch.beta, 1.0);
         splat(scratch.ones, 1.0);
         scratch.set_values(0, self.row(3, at));
-        let form = RowForm {
+        RowForm {
             own,
             second: Some(second),
             ..RowForm::default()
-        };
-        scratch.step_rows(&form, out);
+        }
     }
 
     /// Computes `M' = g · M + k · v` by rows of the state, and `y = Σ scale q · M'`.
