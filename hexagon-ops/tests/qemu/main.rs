@@ -9,13 +9,16 @@
     reason = "a panic is a failure, random bits are cut"
 )]
 
+#[path = "../common/mod.rs"]
 mod common;
-#[path = "../tools/guest/src/ops.rs"]
+#[path = "../../tools/guest/src/ops.rs"]
 mod ops;
-#[path = "../tools/guest/src/rows.rs"]
+mod packets;
+#[path = "../../tools/guest/src/rows.rs"]
 mod rows;
-#[path = "../tools/guest/src/samples.rs"]
+#[path = "../../tools/guest/src/samples.rs"]
 mod samples;
+mod units;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -25,7 +28,8 @@ use common::{Numbers, Skip, Weights, block_values, guest};
 use half::f16;
 use hexagon_ops::hvx::{self, Vector};
 use hexagon_ops::layout::{Line, TILE_DIM, WeightType, f16_tile_offset};
-use hexagon_ops::ops::tensor::{TASK_PACKETS, Type};
+use hexagon_ops::ops::tensor::Type;
+use units::{Copies, without_units};
 
 /// A qemu-hexagon.
 struct Emulator {
@@ -648,187 +652,6 @@ fn conventional_exponentials_are_within_two_units() {
             (f64::from(have) - want).abs() <= 1e-5 * want,
             "{library}: {have} for {want}"
         );
-    }
-}
-
-/// The DMA engine of a guest without one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Copies {
-    /// Every copy is done at once, and copies nothing.
-    Free,
-    /// Every copy fails, so that the DSP's code copies by loads and stores.
-    Refused,
-}
-
-/// Makes a copy of the guest in which the matrix unit's instructions do nothing, and the DMA engine
-/// does as `copies` says: no available emulator has these units. Each packet counts as one.
-fn without_units(guest: &Path, copies: Copies) -> PathBuf {
-    // SOURCE: `nop`, at the end of a packet and before it; the words of src/hmx/hexagon.rs.
-    const NOP: u32 = 0x7f00_c000;
-    const NOP_AND: u32 = 0x7f00_4000;
-    // Words, the bits of a register's number in them, and what takes their place.
-    // SOURCE of the last five: `dmstart`, `dmlink`, `dmwait`, `dmpoll` and `dmpause`, `memw(Rs+#4)
-    // = #-1`, which sets the descriptor's bit for a copy that is done, and `Rd = #0`, as LLVM
-    // assembles them.
-    let start = match copies {
-        Copies::Free => 0x3c40_e0ff,
-        Copies::Refused => NOP,
-    };
-    // `dmlink(Rs,Rt)` has the register of the descriptor at another place.
-    const LINK: u32 = 0xa600_c040;
-    const LINKED: u32 = 31 << 8;
-    let words = [
-        (0xa6e0_c013, 0, NOP),
-        (0x9200_c3fe, 0, NOP),
-        (0x9200_42e2, 0, NOP_AND),
-        (0x9201_e3ef, 0, NOP),
-        (0xa6e0_e104, 0, NOP),
-        (0xa600_c020, 31 << 16, start),
-        (0xa800_c020, 31, 0x7800_c000),
-        (0xa800_c040, 31, 0x7800_c000),
-        (0xa800_c060, 31, 0x7800_c000),
-    ];
-    let mut program = std::fs::read(guest).unwrap();
-    let mut found = [0; 10];
-    for word in program.as_chunks_mut::<4>().0 {
-        let have = u32::from_le_bytes(*word);
-        if have & !(31 << 16 | LINKED) == LINK {
-            let linked = match copies {
-                Copies::Free => start | (have & LINKED) << 8,
-                Copies::Refused => NOP,
-            };
-            *word = linked.to_le_bytes();
-            found[9] += 1;
-            continue;
-        }
-        for ((from, register, to), found) in words.iter().zip(&mut found) {
-            if have & !register == *from {
-                let register = if *to == NOP { 0 } else { *register };
-                *word = (to | have & register).to_le_bytes();
-                *found += 1;
-                break;
-            }
-        }
-    }
-    // `dmwait` is not used: it would wait forever for an engine that hangs.
-    found[6] = 1;
-    assert!(found.iter().all(|n| *n > 0), "another encoding: {found:?}");
-    let copy = guest.with_file_name(match copies {
-        Copies::Free => "hexagon-guest-without-units",
-        Copies::Refused => "hexagon-guest-without-copies",
-    });
-    std::fs::write(&copy, program).unwrap();
-    let mode = std::fs::metadata(guest).unwrap().permissions();
-    std::fs::set_permissions(&copy, mode).unwrap();
-    copy
-}
-
-/// Packets per kernel as the guest prints them: (name, hundredths).
-fn parse_packets(text: &str) -> Vec<(String, u32)> {
-    text.lines()
-        .filter(|line| !line.starts_with('#'))
-        .map(|line| {
-            let (name, count) = line.rsplit_once(' ').unwrap();
-            (name.to_owned(), count.replace('.', "").parse().unwrap())
-        })
-        .collect()
-}
-
-#[test]
-#[ignore = "needs the pinned nightly and an emulator: make dsp"]
-fn kernels_take_the_recorded_packets() {
-    let emulator = match emulator() {
-        Ok(found) => found,
-        Err(reason) => return println!("SKIPPED: {reason}"),
-    };
-    if !emulator.has_float {
-        return println!("SKIPPED: HEXAGON_QEMU does not name an emulator with HVX floating point");
-    }
-    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packets.txt");
-    let mut measured = String::new();
-    // The library for V69 differs from that for V68 in one instruction.
-    for library in common::LIBRARIES
-        .into_iter()
-        .filter(|library| *library != "v69")
-    {
-        let guest = match guest(library) {
-            Ok(guest) => without_units(&guest, Copies::Free),
-            Err(reason) => return println!("SKIPPED: {reason}"),
-        };
-        let whole = match library {
-            // Those without a matrix unit: all others take about what V79's take.
-            "v68" => -2_i32,
-            _ => 0,
-        };
-        let tables = [request(-1), request_with(-4, whole.cast_unsigned())];
-        let tables = tables.map(|request| run(&emulator, &guest, request));
-        let text = String::from_utf8(tables.concat()).unwrap();
-        for line in text.lines() {
-            measured.push_str(&format!("{library} {line}\n"));
-        }
-    }
-    if std::env::var_os("UPDATE_PACKETS").is_some() {
-        let nightly = include_str!("../tools/library.sh")
-            .lines()
-            .find_map(|line| line.strip_prefix("toolchain="))
-            .unwrap();
-        let head = "# Packets per 32 x 32 tile or 1024 elements (quantize: per element), K = 1024, warm, counted by qemu-hexagon.\n\
-                    # Written by UPDATE_PACKETS=1 cargo test --test qemu; NIGHTLY.\n\
-                    # gemv_SxR: S strips by R rows of activations, per tile of weights.\n\
-                    # soft_max_inner: less the maximum, exponentials by table, sums; exp_f32: the polynomial.\n\
-                    # conventional_*, for comparison: Q4_0 to FP16 tiles from ggml's rows by scatter, and from tiles by arithmetic; as soft_max_inner, a polynomial in FP16.\n\
-                    # memcpy_BYTES, memset_BYTES: a call; odd: from an odd address.\n\
-                    # attention_T_rR: per position, a head of 64 with R query rows, keys and values of type T; the matrix unit's packets count.\n\
-                    # whole_*: a further command of a list, read, checked and executed, on results of earlier ones; copies of the DMA engine are free.\n\
-                    # whole_mul_mat_T_mM: per tile, K = N = 2048, activations of one or two rows in 8 bits or 16_bits; on_vectors: without a matrix unit; whole_attention_T_hD_QonK_rR: per position and query head, 1024 positions.\n";
-        let head = head.replace("NIGHTLY", nightly);
-        std::fs::write(&table, format!("{head}{measured}")).unwrap();
-    }
-    let recorded = parse_packets(&std::fs::read_to_string(&table).unwrap());
-    let measured = parse_packets(&measured);
-    assert_eq!(
-        recorded.iter().map(|(name, _)| name).collect::<Vec<_>>(),
-        measured.iter().map(|(name, _)| name).collect::<Vec<_>>(),
-        "the table lists other kernels"
-    );
-    let mut worse = Vec::new();
-    for ((name, recorded), (_, measured)) in recorded.iter().zip(&measured) {
-        // More than 1 % and more than the last digit.
-        if measured * 100 > recorded * 101 + 100 {
-            worse.push(format!(
-                "{name}: {measured} hundredths, recorded {recorded}"
-            ));
-        }
-    }
-    assert!(worse.is_empty(), "{}", worse.join("\n"));
-}
-
-#[test]
-#[ignore = "needs the pinned nightly and an emulator: make dsp"]
-fn a_step_takes_less_than_the_tasks_that_it_hands_over() {
-    /// Cycles in which neither side looks: a worker before it takes a task, and the caller at the
-    /// end.
-    const PAUSES: usize = 2 * 64;
-    let Some(emulator) = float_emulator() else {
-        return;
-    };
-    let guest = match guest("v73") {
-        Ok(guest) => guest,
-        Err(reason) => return println!("SKIPPED: {reason}"),
-    };
-    for threads in [2, 4, 8] {
-        let answer = run(&emulator, &guest, request_with(-9, threads));
-        let text = String::from_utf8(answer).unwrap();
-        let counts: Vec<usize> = text.lines().map(|line| line.parse().unwrap()).collect();
-        println!("{threads} threads: {counts:?} packets for parts of rows and of columns");
-        assert_eq!(counts.len(), 2, "{text}");
-        let handed_over = (threads as usize - 1) * TASK_PACKETS;
-        for packets in counts {
-            assert!(
-                packets + PAUSES <= handed_over,
-                "{threads} threads: {packets}"
-            );
-        }
     }
 }
 
