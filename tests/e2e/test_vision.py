@@ -133,7 +133,8 @@ class Vision(DebianStock):
             mmproj = vision_model(Path(folder) / "mmproj.gguf")
             expected, _ = self.embeddings(mmproj, cpu_env())
             timeline = Path(folder) / "timeline.json"
-            env = device_env(HEXAGON, GGML_RUST_NPU_TRACE=str(timeline), GGML_RUST_NPU_LOG="debug", GGML_RUST_NPU_REPACK="always")
+            settings = {"TRACE": str(timeline), "LOG": "debug", "REPACK": "always"}
+            env = device_env(HEXAGON, **{f"GGML_RUST_NPU_{name}": value for name, value in settings.items()})
             found, log = self.embeddings(mmproj, self.with_plugin(env))
             products, on_matrix_unit = self.products(timeline, ROWS)
         error = sum((a - b) ** 2 for a, b in zip(expected, found)) / sum(a * a for a in expected)

@@ -32,10 +32,7 @@ fn kernels_take_the_recorded_packets() {
     let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packets.txt");
     let mut measured = String::new();
     // The library for V69 differs from that for V68 in one instruction.
-    for library in LIBRARIES
-        .into_iter()
-        .filter(|library| *library != "v69")
-    {
+    for library in LIBRARIES.into_iter().filter(|library| *library != "v69") {
         let guest = match guest(library) {
             Ok(guest) => without_units(&guest, Copies::Free),
             Err(reason) => return println!("SKIPPED: {reason}"),

@@ -10,6 +10,10 @@ use libloading::os::unix::{Library as Handle, RTLD_LAZY};
 
 /// Returns the file that has the code at an address, as the dynamic linker calls it.
 #[must_use]
+#[expect(
+    clippy::not_unsafe_ptr_arg_deref,
+    reason = "dladdr compares the address and reads nothing at it"
+)]
 pub fn file_of(address: *const c_void) -> Option<PathBuf> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: the function accepts any address and writes only to `info`.

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | GEMV | M of 1 or 2, quantized weights with a scale for each column | [`quantize`], [`gemv`] |
 //! | GEMM | everything else | [`act`], [`dequantize`], matrix unit or vector units |
-//! | rows | any M without a matrix unit, types as for GEMV | [`fixed`], or [`quantize`] to 16 bits and [`gemv`] |
+//! | rows | any M without a matrix unit, types as for GEMV | `fixed`, or [`quantize`] to 16 bits and [`gemv`] |
 //!
 //! GEMV quantizes activations to 8 bits and computes integer dot products on the vector units. GEMM
 //! converts activations and weights to FP16 tiles and multiplies them on the matrix unit.
