@@ -1,6 +1,6 @@
 """The ggml backend for Qualcomm Hexagon and Rockchip NPUs: where its plugin is, and how a Python program loads it.
 
-A program that reads `GGML_BACKEND_PATH` (llama.cpp from a package, whisper.cpp) takes the path that `python -m ggml_rust_npu`
+A program that reads `GGML_BACKEND_PATH` (llama.cpp from a package, whisper.cpp) needs the path that `python -m ggml_rust_npu`
 prints. A Python program with llama-cpp-python calls `load()` before it loads the first model.
 """
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 __all__ = ["FOLDER", "PLUGIN", "VARIABLE", "LoadError", "load"]
 
-# ggml's own variable: the file of one more backend, for programs that load their backends from files.
+# ggml reads this variable: the file of an additional backend, for programs that load their backends from files.
 VARIABLE = "GGML_BACKEND_PATH"
-# The plugin, and beside it what it loads into the DSP of a Snapdragon.
+# The plugin, with the libraries that it loads into a Snapdragon's DSP next to it.
 FOLDER = Path(__file__).resolve().parent / "lib"
 PLUGIN = FOLDER / "libggml-rust_npu.so"
 
@@ -23,7 +23,7 @@ BACKEND = b"RUST_NPU"
 
 
 class LoadError(Exception):
-    """The backend is not registered; the text says why."""
+    """The backend cannot be registered, for the reason in the text."""
 
 
 def load(library=None):
@@ -32,8 +32,8 @@ def load(library=None):
     Call it before the first model is loaded: a model that is loaded already stays where it is. A second call changes nothing and
     returns the same names. The list is empty on a machine without an NPU.
 
-    library: the file of ggml's registry (`libggml.so`). Without it, the one that this process has open is taken, after
-    `import llama_cpp` if it has none.
+    library: the file of ggml's registry (`libggml.so`). Without it, the one that this process has open is used, after `import
+    llama_cpp` if it has none.
 
     Raises LoadError if there is no ggml, if there are several, or if the plugin refuses the one it gets.
     """
@@ -73,7 +73,7 @@ def find_ggml():
 
 def open_libraries():
     """Returns the paths of all files called `libggml.so`, with or without a version, that this process has open."""
-    # A line has five words before the path.
+    # In a line of this file, five words come before the path.
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     paths = {words[5] for line in lines if len(words := line.split(maxsplit=5)) == 6}
     return sorted(path for path in paths if re.fullmatch(r"libggml\.so(\.\d+)*", Path(path).name))

@@ -15,8 +15,8 @@ use llama_cpp_2::sampling::LlamaSampler;
 
 const CONTEXT: NonZeroU32 = NonZeroU32::new(512).expect("not 0");
 
-/// Threads of the CPU backend, which has little to do beside an NPU. On a Rockchip board, where the
-/// CPU computes attention, take the number of big cores.
+/// Number of threads of the CPU backend, which has little to do if there is an NPU. On a Rockchip
+/// board, where the CPU computes attention, use the number of big cores.
 const CPU_THREADS: i32 = 1;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let n_predict: usize = tokens.parse()?;
 
-    // The only line for the NPU. It comes before the first model.
+    // The only line that concerns the NPU. It must come before the first model is loaded.
     ggml_rust_npu::register()?;
 
     let backend = LlamaBackend::init()?;
