@@ -23,7 +23,7 @@ help:
 	@echo "            Debian; ROWS=name: one of folder path user home variables bare"
 	@echo "make long   end-to-end tests with gemma-3-270m, TinyLlama-1.1B (needs npm) and long texts on the simulated V75"
 	@echo "make unit   the Rust tests alone: no network, no llama.cpp"
-	@echo "make lint   format and lints of Rust, Python, C, workflows, sentences, comments and names, and the documentation of the code"
+	@echo "make lint   format and lints of Rust, Python, C, workflows, sentences, words, comments and names, and the documentation of the code"
 	@echo "make msrv   builds everything with the oldest Rust that Cargo.toml promises"
 	@echo "make deny   licences, sources and security advisories of the dependencies, by cargo-deny"
 	@echo "make names  type names, file names and documentation that mean several things"

@@ -6,8 +6,8 @@ test     the Rust tests, vector code included, on a Cortex-A53: the smallest cor
 count    instructions per element of each host stage, portable and vector version, on a Cortex-A76
 archive  the static library, without a C compiler or linker for aarch64
 
-`test` and `count` say what is missing. With INSTALL=1 (or in CI) they install it: packages as root on Debian, and the
-standard library with rustup.
+`test` and `count` report missing parts. With INSTALL=1 (or in CI) they install it: packages as root on Debian, and the standard
+library with rustup.
 """
 
 import os
@@ -31,10 +31,10 @@ LINKER = "aarch64-linux-gnu-gcc"
 TEST_CPU = "cortex-a53"
 COUNT_CPU = "cortex-a76"
 
-# Selected together, as for `build.tool`, the tool and the library need each crate once.
+# The tool and the library are selected together, as for `build.tool`, so that each crate is compiled once for both.
 TOOL_PACKAGES = ["--package", "ggml-rust-npu", "--package", "ggml-npu"]
 
-# For what leaves the Hexagon kernels to an emulated DSP, or has none: optimizing them takes longer than all else.
+# For tests that do not run the Hexagon kernels on this machine: optimizing those takes longer than everything else.
 QUICK = ["--config", "profile.dev.package.hexagon-ops.opt-level=0"]
 
 # K of the counts: a short row with a Hadamard block of 64, and a long one with a block of 4096.
@@ -42,7 +42,7 @@ DEPTHS = [576, 4096]
 
 
 class Missing(Exception):
-    """A tool is missing; the text names it and says how to get it."""
+    """A tool is missing; the text names it and how to get it."""
 
 
 def is_root_on_debian():
@@ -102,7 +102,7 @@ def need_all():
 
 
 def emulator(cpu):
-    # The archive is built before the emulator is installed.
+    # The test archive is built before the emulator is installed, so the plain name must do.
     return [qemu() or "qemu-aarch64", "-cpu", cpu, "-L", str(SYSROOT)]
 
 
@@ -118,7 +118,7 @@ def run():
     except Missing as missing:
         return 0, [], str(missing)
     passed, failed = 0, []
-    # The processor's vector code is in rknpu-ops; its memory order, weaker than that of x86-64, matters to task-pool.
+    # rknpu-ops has this processor's vector code. task-pool depends on its memory order, which is weaker than x86-64's.
     selections = {"rknpu-ops": ["--package", "rknpu-ops", "--lib", "--tests"],
                   "task-pool": ["--package", "task-pool", "--lib"],
                   "ggml-rust-npu": [*TOOL_PACKAGES, "--lib"]}
@@ -178,7 +178,7 @@ def archive():
         need_rust_target()
     except Missing as missing:
         return str(missing)
-    # In place of the linker, and not as another one: for that cargo would compile everything again.
+    # The file stands in the linker's place. Setting another linker would make cargo compile everything again.
     none = TARGET / "no-linker" / LINKER
     none.parent.mkdir(parents=True, exist_ok=True)
     none.unlink(missing_ok=True)
@@ -200,7 +200,7 @@ def instructions(program, *args):
     read, write = os.pipe()
     command = [*emulator(COUNT_CPU), single, "-d", "exec,nochain", "-D", f"/proc/self/fd/{write}", program,
                *map(str, args)]
-    # No environment: its size would move the stack, and with it the number of instructions before main.
+    # An empty environment: its size would move the stack, and change the number of instructions before main.
     process = subprocess.Popen(command, pass_fds=[write], env={}, stdin=subprocess.DEVNULL)
     os.close(write)
     lines = 0

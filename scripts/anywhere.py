@@ -5,13 +5,13 @@ Debian.
 Usage: anywhere.py [--e2e NAME,NAME...] [ROW...]     all rows if none is named
 
 The quick part is `test.py quick`: all Rust tests, and the files of tests/e2e that took less than a minute when they last ran
-here (target/logs/e2e-seconds.json), or the files and tests that --e2e names. A row that this machine cannot have is one
-line at the start.
+here (target/logs/e2e-seconds.json), or the files and tests that --e2e names. If this machine cannot run a row, a line at the
+start says so.
 
-The rows folder, path, user and bare run in a clone, with what is changed here and not committed. A clone links what is
-fetched: downloads, models, stock programs and cargo's registry. All of this project's crates are compiled in it, because the
-names of its folders are in them. The programs of llama.cpp are linked from here, except in bare, which builds them: they
-have no folder's name in them. The rows home and variables run in this checkout.
+The rows folder, path, user and bare run in a clone, with uncommitted changes. A clone links fetched files: downloads, models,
+stock programs and cargo's registry. All of this project's crates are compiled in it, because the names of its folders are in
+them. The programs of llama.cpp are linked from here, except in bare, which builds them: they have no folder's name in them. The
+rows home and variables run in this checkout.
 
 ANYWHERE_DIR: where the clones are, target/anywhere if not given. They stay, so that cargo compiles less the next time.
 """
@@ -37,14 +37,14 @@ from project import LOGS, ROOT, TARGET, Problem, main_with, made_once, need, run
 
 CLONES = Path(os.environ.get("ANYWHERE_DIR", TARGET / "anywhere"))
 NAME = "ggml-rust-npu"
-# What a clone links of this checkout's target/.
+# Folders of this checkout's target/ to which a clone links.
 SHARED = ["downloads", "models", "stock"]
-# A clone may be another user's.
+# The clone may belong to another user, which git refuses by default.
 GIT = ["git", "-c", "safe.directory=*"]
-# The packages that README names, and what apt-get itself would add to reach an index by https.
+# The packages that README names, and the one that apt-get needs for https.
 PACKAGES = ["git", "gcc", "g++", "libc6-dev", "make", "python3", "python3-venv", "ca-certificates"]
 SUITE = "bookworm"
-# A user of neither this machine nor the bare system.
+# A user id that exists neither on this machine nor in the bare system.
 STRANGER = 34567
 
 NONSENSE = {"GGML_RUST_NPU_SIM": "abacus", "GGML_RUST_NPU_SIM_FAULTS": "abacus:1=-1", "GGML_RUST_NPU_LOG": "loud",
@@ -74,15 +74,15 @@ def link(source, target):
 
 
 def linked(source, target):
-    """Copies a folder with links to its files, without its locks and unfinished files; not over one that is there."""
+    """Copies a folder as links to its files, without locks and unfinished files; leaves an existing folder unchanged."""
     if source.exists() and not target.exists():
         shutil.copytree(source, target, symlinks=True, copy_function=link, dirs_exist_ok=True,
                         ignore=shutil.ignore_patterns(".*.lock", ".*.part"))
 
 
 def clone(folder):
-    """Makes a clone of this checkout as it is now, without files that git does not know; or makes the one that is there
-    like it, whose other files keep their times."""
+    """Makes a clone of this checkout as it is now, without files that git does not know; or updates an existing clone, where
+    unchanged files keep their times."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     commands = [["clone", "--quiet", "--no-hardlinks", ROOT, folder]] if not (folder / ".git").exists() else [
         ["-C", folder, "fetch", "--quiet", ROOT, "HEAD"], ["-C", folder, "reset", "--quiet", "--hard", "FETCH_HEAD"],
@@ -137,7 +137,7 @@ def as_another_user():
         if Path("/tmp").stat().st_uid == os.getuid():
             raise Missing("/tmp belongs to this user, and only root starts processes of others")
         return Start(quick(), with_programs(clone(Path("/tmp") / f"{NAME}-{os.getuid()}")), own_env())
-    # No user may see what is in this checkout's folders.
+    # Other users may be unable to read this checkout's folders, so the clone is elsewhere.
     scratch = Path("/var/tmp") / f"{NAME}-anywhere"
     scratch.mkdir(mode=0o755, exist_ok=True)
     if scratch.is_symlink() or scratch.stat().st_uid != 0:
@@ -160,7 +160,7 @@ def stranger(scratch, seen):
     for folder in (home, scratch / NAME):
         for place, _, files in os.walk(folder):
             os.chown(place, STRANGER, STRANGER)
-            # A linked file belongs to this checkout, too; programs only read these.
+            # A linked file belongs to this checkout, but programs only read such files.
             for file in (Path(place) / name for name in files):
                 if file.is_symlink() or file.stat().st_nlink == 1:
                     os.chown(file, STRANGER, STRANGER, follow_symlinks=False)
@@ -189,7 +189,8 @@ def with_nonsense():
 
 
 def in_bare_debian():
-    """Debian with what README names, a user that the system does not know by name, and everything built from nothing."""
+    """Debian with the packages that README names, a user that the system does not know by name, and everything built from
+    nothing."""
     system = made_once(CLONES / f"bare-{SUITE}", lambda folder: debian.bootstrap(folder, SUITE, PACKAGES))
     debian.connect(system)
     scratch = system / "srv"
@@ -228,7 +229,7 @@ def result(text, code):
 
 
 def run_row(name, start):
-    """Runs the quick part; prints the row, and what failed. Returns True if nothing did."""
+    """Runs the quick part; prints the row, and the failures. Returns True if there were none."""
     log, began = LOGS / f"anywhere-{name}.log", time.monotonic()
     with open(log, "wb") as out:
         code = subprocess.run([str(word) for word in start.command], cwd=start.folder, env=start.env, stdin=subprocess.DEVNULL,
@@ -245,7 +246,7 @@ def run_row(name, start):
 def main():
     names = sys.argv[1:]
     if names[:1] == ["--e2e"] and len(names) > 1:
-        # scripts/test.py reads it.
+        # scripts/test.py reads this variable.
         os.environ["QUICK_E2E"] = names[1]
         names = names[2:]
     unknown = [name for name in names if name not in ROWS]

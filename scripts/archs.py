@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Counts, for a random model of each architecture of llama.cpp, how much of a token a Hexagon NPU computes.
 
-`test-llama-archs` writes the models, llama-quantize makes a file of each of TYPES, and llama-bench computes a prompt and
-a few tokens on a simulated device, whose own line about the model says nodes, splits and reasons; llama.cpp says the
-splits of each graph. Writes docs/results/architectures.md.
+`test-llama-archs` writes the models, llama-quantize makes a file of each of TYPES, and llama-bench computes a prompt and a few
+tokens on a simulated device, which logs a line with nodes, splits and reasons; llama.cpp logs the splits of each graph. Writes
+docs/results/architectures.md.
 
 Usage: archs.py [--check] [ARCHITECTURE...]
 
---check  compares with the table instead of writing it: no architecture may have more splits than its row says
+--check  compares with the table instead of writing it: no architecture may have more splits than in its row
 """
 
 import re
@@ -23,7 +23,7 @@ from project import JOBS, LOGS, ROOT, TARGET, Problem, main_with
 TABLE = ROOT / "docs" / "results" / "architectures.md"
 FOLDER = TARGET / "archs"
 TYPES = ["Q8_0", "Q4_K_M", "Q4_0"]
-# A model of 1 MB decodes at once; one that waits for ever must not stop the others.
+# A model of 1 MB decodes at once; the limit keeps one that hangs from stopping the others.
 LIMIT_S = 300
 LINE = re.compile(rf"{project.HEXAGON_DEVICE}: (\d+) of (\d+) nodes of a token, in (\d+) splits?(?:; (.*))?")
 # llama.cpp's list of the splits of a graph.
@@ -40,7 +40,7 @@ line about each model and llama.cpp's list of splits, and `--check` compares wit
 
 `test-llama-archs` itself, whose models have F32 weights, compares the logits with the CPU backend's (error at most 1e-4,
 normalized). It does so for each device alone, and for all devices by `-sm tensor`, where ggml's device for it cuts each tensor
-into slices. `scripts/test.py archs` runs it so on V75, V79, RK3588, two V75, and a V75 beside an RK3588, all simulated. None
+into slices. `scripts/test.py archs` runs it so on V75, V79, RK3588, two V75, and a V75 with an RK3588, all simulated. None
 fails of 133 models on one device, nor of the 102 whose architectures llama.cpp takes for `-sm tensor`.
 
 Models of 128 tokens write no text. `tests/e2e/long_vocabularies.py` (`make test-all`) gives 10 of these models, and two
@@ -56,12 +56,12 @@ logits themselves deviate by 3). A token is one split on V75. 2026-11-24.
 
 
 class Count(NamedTuple):
-    """The answers about a file; None where there is no answer."""
+    """The answers about a file; None if an answer is missing."""
 
     nodes: int | None
     all: int | None
     splits: int | None
-    # The most splits of any graph; a prompt's may have more than a token's.
+    # The largest number of splits of any graph; a prompt's graph may have more than a token's.
     most: int | None
     reason: str
 
@@ -165,7 +165,7 @@ def summarize(rows):
 
 
 def check(rows):
-    """Returns one line for each architecture that is cut more often than its row says."""
+    """Returns one line for each architecture that is cut more often than in its row."""
     table = recorded()
     worse = []
     for row in rows:

@@ -4,7 +4,7 @@
 static  the programs, in target/llama-<version>/bin, or of LLAMA_CPP_DIR in a folder for its path; the backend is linked in
 shared  ggml alone, as shared libraries and with make instead of ninja, and a program that lists its devices
 second  libllama of llama.cpp 0.6.0, which has version 3 of the backend API, and a program that generates text
-rust    examples/generate, a Rust program with llama-cpp-2, which compiles the same llama.cpp once more
+rust    examples/generate, a Rust program with llama-cpp-2, which compiles the same llama.cpp again
 plugin  the library that programs of others load, target/plugin/libggml-rust_npu.so
 
 cargo runs inside of both builds, through ggml-glue/CMakeLists.txt. GGML_RUST_NPU_LIB names a prebuilt archive instead.
@@ -26,7 +26,7 @@ PROGRAMS = ["llama-cli", "llama-completion", "llama-server", "llama-bench", "lla
 TESTS = ["test-backend-ops", "test-llama-archs", "test-thread-safety", "test-save-load-state",
          "test-state-restore-fragmented"]
 
-# Without network and web interface, which the programs above do not need.
+# Without network and web interface, which are not needed here.
 STATIC_OPTIONS = {
     "BUILD_SHARED_LIBS": "OFF",
     "LLAMA_OPENSSL": "OFF",
@@ -34,7 +34,7 @@ STATIC_OPTIONS = {
     "LLAMA_BUILD_UI": "OFF",
     "LLAMA_BUILD_APP": "OFF",
     "LLAMA_USE_PREBUILT_UI": "OFF",
-    # Half of the time that -O3 takes to compile. ggml, which computes, keeps -O3.
+    # -O1 needs half of the time of -O3 to compile. ggml, which computes, is still compiled with -O3.
     "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG",
     "CMAKE_PROJECT_ggml_INCLUDE": str(ROOT / "scripts" / "ggml_flags.cmake"),
 }
@@ -45,12 +45,12 @@ def backend_options():
         "CMAKE_BUILD_TYPE": "Release",
         "GGML_RUST_NPU": "ON",
         "GGML_RUST_NPU_DIR": str(ROOT),
-        # Shared by all builds, and with what cargo builds for release by hand.
+        # All builds share this folder, also with `cargo build --release` by hand.
         "GGML_RUST_NPU_CARGO_TARGET_DIR": str(TARGET),
         "GGML_RUST_NPU_LIB": os.environ.get("GGML_RUST_NPU_LIB", ""),
     }
     if platform.machine() == "x86_64":
-        # Devices are compared with the CPU backend, whose AMX code crashes in a virtual machine that shows AMX.
+        # Tests compare devices with the CPU backend, whose AMX code crashes in a virtual machine that reports AMX.
         options["CMAKE_CXX_FLAGS"] = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
     return options
 
@@ -63,7 +63,7 @@ def configure(source, build, generator, options, name):
     if stamp.exists() and stamp.read_text(encoding="utf-8") == line:
         return
     say(f"configuring {build.relative_to(ROOT)}")
-    # CMake keeps options in its cache that made it fail.
+    # CMake keeps options in its cache even if they made it fail.
     stamp.unlink(missing_ok=True)
     run([cmake(), *args], LOGS / f"{name}-configure.log")
     stamp.write_text(line, encoding="utf-8")
@@ -96,7 +96,7 @@ def shared():
     check_compilers()
     fetch.tools()
     source, build = fetch.llama(), TARGET / "ggml-shared"
-    # That it links and loads is the check: nothing computes here.
+    # Only linking and loading are checked: nothing is computed here.
     options = {"LLAMA_CPP_DIR": source, "BUILD_SHARED_LIBS": "ON", "CMAKE_C_FLAGS_RELEASE": "-O1 -DNDEBUG",
                "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG", **backend_options()}
     configure(ROOT / "tests" / "e2e" / "link", build, "Unix Makefiles", options, "ggml-shared")
@@ -113,10 +113,10 @@ def plugin():
     say("building the plugin")
     run(["cargo", "build", "--release", "--locked", "--package", "ggml-rust-npu-plugin", "--target-dir", TARGET],
         LOGS / "plugin-build.log", cwd=ROOT)
-    # cargo allows no dash in the name of a library; ggml has one in the names of its backends.
+    # cargo allows no dash in a library's name, but ggml's backends have one.
     path = TARGET / "plugin" / "libggml-rust_npu.so"
     path.parent.mkdir(exist_ok=True)
-    # A name of its own: another build may run beside this one.
+    # A unique name, because another build may run at the same time.
     part = path.with_suffix(f".{os.getpid()}.part")
     shutil.copyfile(TARGET / "release" / "libggml_rust_npu_plugin.so", part)
     os.replace(part, path)
@@ -147,7 +147,7 @@ def second():
     fetch.tools()
     version = "0.6.0"
     source, build = fetch.llama(version), project.llama_build(version)
-    # Its package has no programs and no tests. Optimizing libllama would take most of the time.
+    # The package has no programs and no tests. Optimizing libllama would take most of the time, so it is compiled without.
     options = {**STATIC_OPTIONS, **backend_options(), "LLAMA_CPP_DIR": source, "LLAMA_BUILD_COMMON": "OFF",
                "LLAMA_BUILD_TOOLS": "OFF", "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_SERVER": "OFF",
                "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG"}
@@ -158,7 +158,7 @@ def second():
 
 
 class Missing(Exception):
-    """A build needs something that this machine does not have; the text says what."""
+    """A build needs something that this machine lacks; the text names it."""
 
 
 def rust_program():
@@ -169,7 +169,7 @@ def rust_program():
     if not fetch.works("llvm-config", "--version") and not any(Path("/usr/lib").glob("**/libclang*.so*")):
         raise Missing("libclang, which llama-cpp-sys-2 needs, is not installed; on Debian: apt-get install libclang-dev")
     folder, target = ROOT / "examples" / "generate", TARGET / "rust-program"
-    # Compiled as fast as for `second`, the stand-in's kernels, too.
+    # Compiled with the same options as `second`, including the stand-in's kernels.
     env = dict(tool_env(), CMAKE_BUILD_PARALLEL_LEVEL=str(JOBS), CMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG",
                CMAKE_PROJECT_ggml_INCLUDE=STATIC_OPTIONS["CMAKE_PROJECT_ggml_INCLUDE"])
     say(f"building {folder.relative_to(ROOT)} (minutes when it is new)")
@@ -179,12 +179,12 @@ def rust_program():
 
 
 def bindings(headers, file, *arguments):
-    """Writes what bindgen makes of C headers to `file`, which is returned; `arguments` are Clang's."""
+    """Writes bindgen's output for C headers to `file`, and returns it; `arguments` are Clang's."""
     if platform.machine() != "x86_64":
         raise Missing(f"the libclang that is fetched is for x86_64, this machine is {platform.machine()}")
     folder, target = ROOT / "test-kit" / "bindings", TARGET / "bindings"
     run(["cargo", "build", "--locked", "--target-dir", target], LOGS / "bindings-build.log", tool_env(), folder)
-    # libclang comes without the headers of a compiler.
+    # The libclang package comes without a compiler's headers, so gcc's are used.
     own = subprocess.run(["gcc", "-print-file-name=include"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     env = dict(tool_env(), LIBCLANG_PATH=str(fetch.libclang().parent))
     made = subprocess.run([target / "debug" / "bindings", *headers, "--", *arguments, f"-I{own}"], env=env,

@@ -1,4 +1,4 @@
-"""Upstream's test cases: lists those that a device claims, and takes samples of them by fixed rules."""
+"""Upstream's test cases: lists those that a device claims, and draws samples of them by fixed rules."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ import subprocess
 import project
 from project import device_env, device_of
 
-# One argument of a program has at most 128 KiB; test-backend-ops takes a list of cases as one.
+# test-backend-ops takes its list of cases as one argument, and an argument may have at most 128 KiB.
 ARGUMENT_BYTES = 100_000
 
 
@@ -24,12 +24,12 @@ def claimed(table):
     """Returns the cases of a table that `test-backend-ops support --output csv` printed."""
     rows = csv.DictReader(io.StringIO(table[table.find('"'):]))
     found = [(row["op_name"], row["op_params"]) for row in rows if row["supported"] in ("yes", "true", "1")]
-    # Several of upstream's cases have the same text; a list of texts runs all of them.
+    # Several of upstream's cases have the same text, and one entry runs all of them.
     return list(dict.fromkeys(found))
 
 
 def types(parameters):
-    """Returns the parameters of a case that name types or variants of the operation: all that are no number."""
+    """Returns the parameters of a case that name types or variants of the operation: all except numbers."""
     named = re.findall(r"(\w+)=([A-Za-z]\w*)", parameters)
     return tuple(f"{name}={value}" for name, value in named)
 
@@ -50,7 +50,7 @@ def of_each_kind(cases, count):
 
 
 def arguments(cases):
-    """Splits cases into lists that test-backend-ops takes after `-o`."""
+    """Splits cases into lists that test-backend-ops accepts after `-o`."""
     parts, length = [[]], 0
     for operation, parameters in cases:
         case = f"{operation}({parameters})"

@@ -16,16 +16,16 @@ COLUMNS = 100
 
 COMMENT = re.compile(r"^( *)(//[/!]?)( *)(.*)$")
 ITEM = re.compile(r"([-*]|\d+\.) +")
-# What cannot be wrapped, or begins a paragraph: rows, headings, drawings, links' targets, tags.
+# Lines that cannot be wrapped, or that begin a paragraph: rows, headings, drawings, targets of links, tags.
 FIXED = re.compile(r"[|#+]|.* {3,}|.*[─│┌└├═]|\[[^\]]+\]: ")
 TAG = re.compile(r"[A-Z]{4,}(\([^)]*\))?: ")
 FENCE = "```"
-# In place of a space at which no line may break.
+# Replaces a space at which the line must not break.
 GLUE = "\x00"
 
 
 def is_fixed(words):
-    """Returns True for a line of a comment that is no running text."""
+    """Returns True for a line of a comment that is not running text."""
     return not words or bool(FIXED.match(words)) or words.startswith(FENCE)
 
 
@@ -50,7 +50,7 @@ def wrapped(lines, start):
             break
         texts.append(found[3])
         end += 1
-    # A sign that would begin an item or a row at the start of a line stays with the word before it.
+    # A sign that would begin an item or a row at the start of a line is kept with the word before it.
     text = re.sub(r" (?=([-+*#|]|\d+[.)])( |$))", GLUE, " ".join(texts))
     new = textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=hanging, break_long_words=False,
                         break_on_hyphens=False)

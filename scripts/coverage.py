@@ -18,7 +18,7 @@ from project import LOGS, ROOT, TARGET, Problem, cpu_env, main_with, may_install
 
 VERSION = "0.9.1"
 
-# The least share of lines in percent: a point below what was measured, so that a test that was lost is noticed.
+# The lowest share of covered lines, in percent. It is a point below the measured one, so that a lost test is noticed.
 FLOORS = {
     "ggml-rust-npu": ("src", 92),
     "hexagon-ops": ("hexagon-ops/src", 95),
@@ -30,7 +30,7 @@ FLOORS = {
 }
 
 REPORT = TARGET / "coverage"
-# Not target/tools, which is emptied when another checkout's path is in it.
+# A folder apart from target/tools, which is emptied when it contains another checkout's path.
 INSTALLED = TARGET / "coverage-tools"
 
 
@@ -39,7 +39,7 @@ def output(*command):
 
 
 def installed():
-    """Installs what is missing; returns the environment in which cargo finds it."""
+    """Installs missing tools; returns the environment in which cargo finds it."""
     path = f"{INSTALLED / 'bin'}{os.pathsep}{tool_env()['PATH']}"
     env = dict(cpu_env(), PATH=path, CARGO_INCREMENTAL="0", CARGO_PROFILE_DEV_DEBUG="0")
     program = INSTALLED / "bin" / "cargo-llvm-cov"
@@ -64,7 +64,7 @@ def measure(options):
         command = ["cargo", "llvm-cov", "--no-report", "--locked", "--workspace", "--no-fail-fast", *options]
         code = subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out,
                               stderr=subprocess.STDOUT).returncode
-    # Programs that a test starts without its variables write their counters here.
+    # Programs that a test starts without the variables write their counters into the current folder.
     for folder in (path for path in ROOT.iterdir() if path.is_dir() and path != TARGET):
         for stray in folder.rglob("default_*.profraw"):
             stray.unlink()
@@ -72,7 +72,7 @@ def measure(options):
         print_tail(log)
         raise Problem("a test failed; full output in target/logs/coverage.log")
     shutil.rmtree(REPORT, ignore_errors=True)
-    # Without names only the package of the root folder is reported.
+    # All packages are named, because otherwise only the root folder's is reported.
     report = ["cargo", "llvm-cov", "report", "--locked", *(word for name in FLOORS for word in ("--package", name))]
     run([*report, "--html", "--output-dir", REPORT], LOGS / "coverage-html.log", env, ROOT)
     summary = REPORT / "summary.json"

@@ -6,7 +6,7 @@ import zipfile
 
 import fetch
 
-# Has the schemas of all versions as files.
+# This package contains the schemas of all versions as files.
 SCHEMAS = fetch.Package("cyclonedx-python-lib==11.12.0", "cyclonedx_python_lib-11.12.0-py3-none-any.whl",
                         "0e807521a921a5c3cb8ce1153f8a61d29eedfe76a46aac2796b7c6b573391a54")
 VALIDATOR = fetch.Package("fastjsonschema==2.22.3", "fastjsonschema-2.22.3-py3-none-any.whl",
@@ -24,7 +24,7 @@ def referenced(address):
 
 
 def fault(document):
-    """What the schema of the document's version says against it; None if nothing."""
+    """Returns the first violation of the document's schema; None if there is none."""
     wheel = str(fetch.download(VALIDATOR))
     if wheel not in sys.path:
         sys.path.append(wheel)

@@ -17,15 +17,15 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 class Missing(Exception):
-    """A part that this machine cannot have; the text says which and why."""
+    """A part cannot be had on this machine; the text names it and the reason."""
 
 
 def unpacked(parent, suite, architecture, pinned, others):
     """A folder in `parent` with packages in it; those pinned are {name: (version, sha256)}, of the others any version."""
-    # Other packages have another folder.
+    # Each set of packages gets a separate folder.
     digest = hashlib.sha256(repr((sorted(pinned.items()), others)).encode()).hexdigest()[:8]
     root = parent / f"debian-{architecture}-{digest}"
-    # Tests that run side by side want the same packages.
+    # Tests that run at the same time want the same packages.
     with locked(TARGET / f"apt-{architecture}"):
         return root if root.exists() else unpack(root, suite, architecture, pinned, others)
 
@@ -54,7 +54,7 @@ def unpack(root, suite, architecture, pinned, others):
     part.mkdir(parents=True)
     for file in sorted(files.glob("*.deb")):
         run(["dpkg-deb", "-x", file, part], LOGS / f"dpkg-{architecture}.log")
-    # Packages name the loader by its place in the root of the file system.
+    # Programs look for the loader by an absolute path.
     for folder in ("lib", "lib64"):
         if not (part / folder).exists() and (part / "usr" / folder).exists():
             (part / folder).symlink_to(f"usr/{folder}")
@@ -90,7 +90,7 @@ def environment(suite, architecture):
                 "Dir::Etc::sourcelist": "sources.list", "Dir::Etc::sourceparts": "parts",
                 "Dir::Etc::preferencesparts": "parts"}
     lines = [f'{key} "{folder / value}";' for key, value in settings.items()]
-    # Anyone may read the files, so no other user is needed to fetch them.
+    # All files are readable by everyone, so apt need not change to another user to fetch them.
     lines += [f'APT::Architecture "{architecture}";', f'APT::Architectures {{ "{architecture}"; }};',
               'Acquire::Check-Valid-Until "false";', 'Acquire::Languages "none";', 'APT::Sandbox::User "";',
               'Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";',
@@ -99,7 +99,7 @@ def environment(suite, architecture):
     return cpu_env(APT_CONFIG=str(folder / "apt.conf")), folder / "files"
 
 
-# The network of a system in a folder, and its certificates, are this machine's.
+# A system in a folder uses this machine's network settings and certificates.
 NETWORK = ["etc/resolv.conf", "etc/hosts", "etc/pip.conf", "etc/ssl/certs/ca-certificates.crt"]
 
 
@@ -116,7 +116,7 @@ def bootstrap(folder, suite, packages):
              mirrors()[0]], LOGS / f"debootstrap-{suite}.log")
     except Problem as problem:
         raise Missing(f"no bare Debian: {problem}") from problem
-    # A list that a mirror has not refreshed for longer than its signature promises is as good as a new one.
+    # A mirror may not refresh its list before the signature's date passes. The list is still accepted.
     settings = folder / "etc" / "apt" / "apt.conf.d" / "90old-lists"
     settings.write_text('Acquire::Check-Valid-Until "false";\n', encoding="utf-8")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Generates text on a simulated NPU and shows which device did what.
+"""Generates text on a simulated NPU and shows which device computed which nodes.
 
 CHIP is one that GGML_RUST_NPU_SIM knows (rk3588). The model is the fetched SmolLM2-135M-Instruct (or MODEL), requantized
 to Q8_0. PROMPT and N_PREDICT override the prompt and the number of tokens.
@@ -18,7 +18,7 @@ from project import JOBS, LOGS, Problem, device_env, device_of, main_with, print
 PROMPT = "Explain in two sentences why the sea is salty."
 N_PREDICT = "48"
 
-# The log lines of a program without the time and level in front.
+# Log lines of a program, without the time and level in front.
 PLAIN_LOG = ["--no-log-prefix", "--no-log-timestamps"]
 
 
@@ -46,7 +46,7 @@ def speeds(log):
 
 
 def buffers(log):
-    """(what for, in which buffer, MiB) for each buffer that the program allocated."""
+    """(purpose, buffer, MiB) for each buffer that the program allocated."""
     pattern = r"(\S+) +(model|KV|compute|output) buffer size = +([\d.]+) MiB"
     return [(kind, name, size) for name, kind, size in re.findall(pattern, log)]
 
@@ -56,7 +56,7 @@ def ops(log):
     last = log.rfind("## SPLIT #0:")
     if last < 0:
         raise Problem("the scheduler printed no graph; see target/logs/demo-splits.log")
-    # The scheduler cuts names off: five characters of a device, ten of an operation.
+    # The scheduler truncates names: a device's to five characters, an operation's to ten.
     nodes = re.findall(r"node # *\d+ \( *(\w+)\):[^\[]*\[ *(\w+) *\]", log[last:])
     return Counter((device, op) for op, device in nodes)
 

@@ -13,7 +13,7 @@ from project import LOGS, ROOT, TARGET, cpu_env, run, tool_env
 
 FILES = ["device", "int4", "int8_unrotated", "packs"]
 
-# Tests that must have passed, with those of other packages that have files of these names.
+# How many tests must have passed. Other packages have test files of the same names, so theirs count, too.
 MIN_TESTS = 57
 
 
@@ -30,9 +30,9 @@ def host():
 
 
 def check(tally):
-    """Runs the tests of an RK3588's device over both drivers. Those of other chips run on the stand-in once more."""
+    """Runs the tests of an RK3588's device over both drivers. Those of other chips run on the stand-in again."""
     file = loop()
-    # Only the tests' own programs see the emulated driver: cargo opens files, too.
+    # Only the test programs may see the emulated driver, because cargo opens files, too.
     runner = "CARGO_TARGET_" + host().upper().replace("-", "_") + "_RUNNER"
     for kernel, settings in KERNELS.items():
         env = cpu_env(**settings, **{runner: f"env LD_PRELOAD={file}", "NPU_TEST_DIRECT": "1"})

@@ -4,7 +4,7 @@ one for Debian. The bytes are the same each time.
 
 Usage: dist.py [TARGET...]   of x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu and aarch64-linux-android; all without one
        dist.py check [TARGET] builds again from a copy of the tree in another folder and compares (this machine's target)
-       dist.py notes TAG      prints what CHANGELOG.md says of the version, which has to be that of the tag
+       dist.py notes TAG      prints CHANGELOG.md's text about the version, which has to be that of the tag
 
 The tarball for Android has plugin and tool only if ANDROID_NDK_HOME names an NDK, whose C library and unwinder are in no
 package that we found. The static library for an app's own llama.cpp needs nothing but rustup's standard library for the target.
@@ -41,13 +41,13 @@ PACKAGES = ["ggml-rust-npu", "ggml-rust-npu-plugin", "ggml-npu"]
 # librknpu_matmul.so, for the boards with an RK3588 alone.
 BOARD_TARGET, BOARD_PACKAGE = "aarch64-unknown-linux-gnu", "rknpu-matmul"
 
-# Of Ubuntu 22.04 and Debian 12 on boards.
+# The version in Ubuntu 22.04 and Debian 12, which boards have.
 NEWEST_GLIBC = (2, 34)
 
-# Where the sources seem to lie in messages of programs, whatever folder they were built in.
+# The folder of the sources that programs show in messages, whatever folder they were built in.
 SHOWN_ROOT = "/ggml-rust-npu"
 
-# From the tree, as they are.
+# Files of the tree that are copied unchanged.
 COPIED = ["ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "docs/figures", "docs/guide", "docs/internals", "docs/results",
           "examples", "fuzz/README.md", "ggml-glue", "include", "patches", "scripts/phone.sh", "scripts/shell_imports.py"]
 
@@ -67,7 +67,7 @@ def epoch():
 
 
 def shown_paths():
-    """What compilers put in place of this machine's folders: (folder, shown)."""
+    """The text that compilers show in place of this machine's folders: (folder, shown)."""
     home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
     return [(ROOT, SHOWN_ROOT), *((folder, "/registry") for folder in sorted((home / "registry" / "src").glob("*")))]
 
@@ -77,7 +77,7 @@ def remapped(shown):
 
 
 def bare_environment():
-    """The environment without what the user set for other builds."""
+    """The environment without the user's settings for other builds."""
     env = dict(tool_env(), CARGO_INCREMENTAL="0", SOURCE_DATE_EPOCH=str(epoch()))
     for name in ("RUSTFLAGS", "CFLAGS", "CARGO_TARGET_DIR", "CARGO_ENCODED_RUSTFLAGS"):
         env.pop(name, None)
@@ -126,7 +126,7 @@ def built(target, env):
 
 def dsp_libraries():
     """Builds the libraries for the DSP; returns their paths."""
-    # They have their own build of Rust's core, whose sources are in the toolchain.
+    # The DSP libraries build Rust's core from the toolchain's sources.
     sysroot = subprocess.run(["rustc", "--print", "sysroot"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout
     shown = [*shown_paths(), (Path(sysroot.strip()).parent, "/toolchains")]
     folder = DIST / "build" / "skel"
@@ -190,8 +190,8 @@ def binutils(target, name):
 def without_bitcode(archive, target):
     """Leaves nothing of the compiler's bitcode in an archive: that differs now and then although the machine code does not.
 
-    Names of the functions that ThinLTO made visible end in a hash of their module's bitcode. A hash of the module's names takes
-    its place.
+    Names of the functions that ThinLTO made visible end in a hash of their module's bitcode. It is replaced by a hash of the
+    module's names.
     """
     objcopy = [binutils(target, "objcopy"), "--enable-deterministic-archives"]
     run([*objcopy, "--remove-section=.llvmbc", "--remove-section=.llvmcmd", archive], LOGS / "dist-names.log")
@@ -210,7 +210,7 @@ def without_bitcode(archive, target):
     def options(option, names):
         return [f"{option} {name}={match[1]}{stable[match[2]]}{match[3]}\n" for name, match in sorted(names.items())]
 
-    # Sections are named after the function in them, those of relocations after the section.
+    # A section is named after its function, and a relocation section after its section.
     sections = listed(binutils(target, "readelf"), "--wide", "--section-headers")
     sections = {name: match for name, match in sections.items() if not name.startswith(".rela.")}
     renamed = archive.with_suffix(".names")
@@ -237,11 +237,11 @@ def fill(folder, target):
         for name, place in places.items():
             check_binary(release / name)
             put(release / name, folder / place)
-            # Names of modules are in the list of symbols only.
+            # The names of modules are only in the symbol table, which this removes.
             run([binutils(target, "strip"), "--strip-all", "--enable-deterministic-archives", folder / place],
                 LOGS / "dist-names.log")
             (folder / place).chmod(0o755 if place.startswith("bin") else 0o644)
-        # The tool of this machine's processor writes the same for all; `make dist` has built it.
+        # The tool writes the same texts on every processor, so this machine's build of it is used.
         native = release if is_native(target) else built(NATIVE, environment(NATIVE))
         write_shared(folder / "share", native / "ggml-npu")
     for path in COPIED:
@@ -260,7 +260,7 @@ def is_native(target):
     return target == NATIVE
 
 
-# Of each shell, the folder in which it looks for what it completes with.
+# For each shell, the folder in which it looks for completions.
 COMPLETIONS = {"bash": "bash-completion/completions", "zsh": "zsh/site-functions", "fish": "fish/vendor_completions.d"}
 
 
@@ -268,7 +268,7 @@ def write_shared(folder, tool):
     """Has the tool write its manual pages and its completions for shells."""
     for kind, place in {"man": "man/man1", **COMPLETIONS}.items():
         run([tool, "generate", kind, "--dir", folder / place], LOGS / "dist-generate.log")
-    # bash looks for the name of the program alone.
+    # bash expects the program's name without a suffix.
     bash = folder / COMPLETIONS["bash"]
     (bash / "ggml-npu.bash").rename(bash / "ggml-npu")
 
@@ -279,7 +279,7 @@ def write_sums(file, paths, relative_to):
 
 
 def is_installed(target):
-    """Returns True if rustc has the standard library for a target; says how to get it if not."""
+    """Returns True if rustc has the standard library for a target; otherwise prints how to get it."""
     root = subprocess.run(["rustc", "--print", "sysroot"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout
     found = (Path(root.strip()) / "lib" / "rustlib" / target).exists()
     if not found:
@@ -311,7 +311,7 @@ def check(target):
     for name in filter(None, listed.decode().split("\0")):
         put(ROOT / name, copy / name)
         (copy / name).chmod((ROOT / name).stat().st_mode)
-    # The copy has the fetched sources and the repository of the tree.
+    # The copy links to the fetched sources and to the tree's repository.
     (copy / "target").mkdir()
     (copy / "target" / "src").symlink_to(TARGET / "src")
     (copy / ".git").write_text(f"gitdir: {git_folder()}\n", encoding="utf-8")
@@ -342,7 +342,7 @@ def different(first, second):
 
 
 def notes(tag):
-    """What CHANGELOG.md says of the version of Cargo.toml, which is that of the tag."""
+    """CHANGELOG.md's text about the version in Cargo.toml, which is that of the tag."""
     if tag != f"v{version()}":
         raise Problem(f"the tag is {tag}, the version in Cargo.toml {version()}")
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -365,7 +365,7 @@ def main():
     if checking:
         check(targets[0] if targets else NATIVE)
         return 0
-    # Both targets with glibc make the package with JavaScript.
+    # The npm package is made from both glibc targets.
     made = sorted({path for target in targets or TARGETS if targets or is_installed(target) for path in make(target)})
     if not has_linker(ANDROID):
         print(f"   {ANDROID}: without plugin and tool, because ANDROID_NDK_HOME is not set")

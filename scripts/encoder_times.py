@@ -2,10 +2,10 @@
 """Prints modelled speeds of encoders for docs/results/cost.md.
 
 Usage: encoder_times.py texts     tokens/s of embedding models on a Hexagon V75 with texts of 512 and 2,000 tokens
-       encoder_times.py CHIP...   seconds that the NPU of a Rockchip takes for the products of a picture and of speech
+       encoder_times.py CHIP...   seconds of a Rockchip's NPU for the products of a picture and of speech
 
-Hexagon: from packets of V73's code, which is V75's, at the rates of docs/results/models.md. Rockchip: attention is not in it,
-and what the CPU computes in between, such as norms and activations, is not either.
+Hexagon: from packets of V73's code, which is V75's, at the rates of docs/results/models.md. Rockchip: attention is not
+included, and the CPU's work in between, such as norms and activations, is not either.
 """
 
 import json
@@ -24,11 +24,11 @@ import wholes_page
 from project import main_with
 from shapes import Shape, transformer
 
-# Fewer rows are a decoder's.
+# Attention with fewer rows belongs to a decoder.
 ROWS = 64
-# Tokens of a workload.
+# The number of tokens of a workload.
 TEXTS = {"text": 512, "long-text": 2000}
-# Of Qwen3's and of BERT's kind.
+# One model of Qwen3's kind and one of BERT's.
 MODELS = [
     Shape("Qwen3-Embedding-0.6B", "qwen3", 28, 1, transformer(1024, 3072, 16, 8, 128, 151669), "q8_0", "q8_0",
           workloads=tuple(TEXTS)),
@@ -55,7 +55,7 @@ def microseconds(encoder, layers, chip):
     events = [each for each in json.loads(timeline.read_text(encoding="utf-8")) if "modelled_us" in each.get("args", {})]
     path.unlink()
     timeline.unlink()
-    # The library computes a picture when it starts, too.
+    # At its start the library computes a picture, too, so the computed ones are counted.
     computed = sum(each["name"] == "FLASH_ATTN_EXT" and rows(each, 2) >= ROWS for each in events) // layers
     products = [each for each in events if each["name"] == "MUL_MAT" and rows(each, 1) >= ROWS]
     return sum(each["args"]["modelled_us"] for each in products) / computed

@@ -19,9 +19,9 @@ from project import LOGS, TARGET, Problem
 
 FOLDER = TARGET / "shapes"
 PICTURE, SPEECH = "picture", "speech"
-# Of the vision model: pixels of a side, of a patch's side, and patches of a side that the projector makes one.
+# For the vision model: the pixels of a picture's side and of a patch's side. The projector joins MERGE x MERGE patches.
 SIDE, PATCH, MERGE = 512, 16, 4
-# Of SmolLM2-135M, which reads what the projector writes.
+# The embedding size of SmolLM2-135M, which reads the projector's output.
 TEXT_EMBEDDING = 576
 
 
@@ -34,7 +34,7 @@ class Encoder(NamedTuple):
     hidden: int
     heads: int
     layers: int
-    # Of those that a program computes, the first ones that are the encoder of one picture, or of 30 seconds.
+    # The number of graphs, from the first on, that encode one picture or 30 seconds of speech.
     graphs: int
 
     @property
@@ -51,9 +51,9 @@ class Encoder(NamedTuple):
 
 
 ENCODERS = [
-    # Of SmolVLM-256M.
+    # The encoder of SmolVLM-256M.
     Encoder("SigLIP-base", PICTURE, 768, 3072, 12, 12, 1),
-    # Its convolutions, its layers, and the decoder's keys and values.
+    # Whisper's graphs: its convolutions, its layers, and the decoder's keys and values.
     Encoder("Whisper-base", SPEECH, 512, 2048, 8, 6, 3),
 ]
 
@@ -95,7 +95,7 @@ def run(encoder, layers, path, debian):
 
 
 def record(encoder, layers, chip, threads, **settings):
-    """Returns the encoder's graphs as they are recorded, with `layers` layers, on a simulated chip under `settings`."""
+    """Returns the encoder's recorded graphs, with `layers` layers, on a simulated chip under `settings`."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{encoder.name}-{layers}-{os.getpid()}.model"
     commands = path.with_suffix(".commands")

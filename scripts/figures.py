@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the charts of docs/figures from the tables in the tree, and writes counted packets into docs/results/cost.md.
 
-Usage: figures.py [--check]     --check: changes nothing, and fails if a file is not what would be written
+Usage: figures.py [--check]     --check: changes nothing, and fails if a file is out of date
 
 Diagrams in docs/figures are drawn by hand. Needs nothing but Python, so that a test can run it anywhere.
 """
@@ -18,7 +18,7 @@ FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "docs" / "results"
 PACKETS = ROOT / "hexagon-ops" / "tests" / "packets.txt"
 
-# Colours by what a mark stands for: light and dark.
+# The colour of each kind of mark, for light and dark backgrounds.
 COLOURS = {"hexagon": ("#0969da", "#4493f8"), "hexagon2": ("#80b8f0", "#27548c"), "rockchip": ("#bc4c00", "#f0883e"),
            "other": ("#818b98", "#656c76")}
 
@@ -39,14 +39,14 @@ STYLE = """  <style>
     }
   </style>"""
 
-# Pixels: the page, the columns of labels, the plot, and the distance of lines.
+# Sizes in pixels: the page, the columns of labels, the plot, and the distance between lines.
 WIDTH, MARGIN = 800, 16
 PLOT_LEFT, PLOT_RIGHT = 300, 712
 TOP, LINE, GAP = 76, 20, 12
 
 
 class Mark(NamedTuple):
-    """A line of a chart: its label, its value, the text beside it, and a key of COLOURS."""
+    """A line of a chart: its label, its value, the text next to it, and a key of COLOURS."""
 
     label: str
     value: float
@@ -85,7 +85,7 @@ def packets():
 
 
 def position(chart, value):
-    """Where a value lies on the axis, in pixels."""
+    """The place of a value on the axis, in pixels."""
     if chart.powers:
         low, high = chart.powers
         share = (log10(value) - low) / (high - low)
@@ -95,7 +95,7 @@ def position(chart, value):
 
 
 def draw(chart):
-    """The SVG of a chart, which says with every mark what it is, so that it needs no legend."""
+    """The SVG of a chart, in which every mark has a label, so that it needs no legend."""
     rows = sum(len(marks) for _, marks in chart.groups)
     bottom = TOP + rows * LINE + (len(chart.groups) - 1) * GAP
     height = bottom + 34
@@ -119,7 +119,7 @@ def draw(chart):
             x = position(chart, mark.value)
             out.append(f'  <text x="{PLOT_LEFT - 10}" y="{y + 14}" text-anchor="end">{escape(mark.label)}</text>')
             if chart.powers:
-                # A length on a logarithmic axis has no meaning, so the place alone is marked.
+                # On a logarithmic axis the length of a bar means nothing, so only its end is marked.
                 out.append(f'  <line class="grid" x1="{PLOT_LEFT}" y1="{y + 10}" x2="{x:.1f}" y2="{y + 10}"/>')
                 out.append(f'  <circle class="{mark.colour}" cx="{x:.1f}" cy="{y + 10}" r="5"/>')
             else:
@@ -148,7 +148,7 @@ def accuracy():
                  groups, [1e-6, 1e-5, 1e-4, 1e-3, 1e-2], (-6, -2))
 
 
-# Kernels of the table of inner loops: their row, what packets.txt calls them, and digits that are shown.
+# The kernels of the table of inner loops: the row's title, the name in packets.txt, and the number of decimals.
 KERNELS = {"Q4_0 to FP16 tile": ("dequantize_q4_0", 1), "Q8_0 to FP16 tile": ("dequantize_q8_0", 1),
            "IQ4_NL to FP16 tile": ("dequantize_iq4_nl", 1), "MXFP4 to FP16 tile": ("dequantize_mxfp4", 1),
            "Q4_K to FP16 tile": ("dequantize_q4_k", 1), "Q4_K dot products, one row": ("gemv_2x1_q4_k", 1),
@@ -205,7 +205,7 @@ def cost_page():
         if name in KERNELS:
             kernel, digits = KERNELS[name]
             ours = [f" {counted[library, kernel]:.{digits}f} " for library in ("v73", "v79")]
-            # The columns of ours come before the last one.
+            # Our columns come before the last column.
             lines[i] = "|".join([*cells[:-4], *ours, *cells[-2:]])
     return "\n".join(lines) + "\n"
 

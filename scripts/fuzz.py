@@ -3,10 +3,10 @@
 
 Usage: fuzz.py [--hours N | --minutes N] [--jobs N] [target...]     5 minutes of each target, one after the other, by default
 
-Times are CPU time of the target. A crash, an input that takes longer than 10 s, or more than 2 GiB of memory ends the
-target's run and fails the command; the input stays in target/fuzz/artifacts/, and the target's program runs it again when
-that file is its argument, with the variables that are printed. What was learned is kept in target/fuzz/corpus/, seeds are
-in fuzz/corpus/. target/fuzz/runs.jsonl adds up all runs, and so does the table.
+Times are CPU time of the target. A crash, an input that runs longer than 10 s, or more than 2 GiB of memory ends the target's
+run and fails the command; the input stays in target/fuzz/artifacts/, and the target's program runs it again when that file is
+its argument, with the variables that are printed. New inputs are kept in target/fuzz/corpus/, seeds are in fuzz/corpus/.
+target/fuzz/runs.jsonl adds up all runs, and so does the table.
 """
 
 import argparse
@@ -23,11 +23,11 @@ FUZZ = ROOT / "fuzz"
 BUILD = TARGET / "fuzz"
 RUNS = BUILD / "runs.jsonl"
 
-# Inputs are sequences of decisions: a longer one has no new kind of them.
+# An input is a sequence of decisions. Longer inputs only repeat the same kinds of decisions.
 LONGEST_INPUT = 4096
 TIMEOUT_S = 10
 MEMORY_MIB = 2048
-# Of one process, whose memory grows with what it has seen.
+# The time of one process, which is limited because its memory grows with every new input.
 PIECE_S = 900
 
 # The flags that cargo-fuzz would pass.
@@ -35,7 +35,7 @@ COVERAGE = ("-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 "
             "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table "
             "-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Zsanitizer=address")
 
-# Variables of a target's pieces, in turn; the target sets those that are missing.
+# Environment variables of a target's runs, used in turn. The target sets those that are missing.
 SIM, KEEP, REPACK, THREADS = (f"GGML_RUST_NPU_{name}" for name in ("SIM", "KEEP", "REPACK", "HEX_THREADS"))
 CHIPS = [{}, {SIM: "rk3576,hexagon-v73"}, {SIM: "rk3566,hexagon-v79", THREADS: "4"}, {SIM: "rk3562,hexagon-v81"}]
 SETUPS = {"border": [*CHIPS, {KEEP: "off", THREADS: "4"}, {REPACK: "always"}], "graph": CHIPS}
@@ -120,7 +120,7 @@ def run(folder, name, cpu_s, failed):
 
 
 def table(names):
-    """Prints what all runs so far add up to."""
+    """Prints the sums of all runs so far."""
     total = {name: {"cpu_s": 0, "runs": 0, "edges": 0, "rss_mib": 0} for name in names}
     for line in RUNS.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)

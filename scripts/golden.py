@@ -19,7 +19,7 @@ from gguf.quants import dequantize
 OUTPUT = Path(__file__).resolve().parent.parent / "tests" / "golden" / "dequantize.bin"
 TYPES = [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.IQ4_NL, Type.MXFP4, Type.Q2_K, Type.Q3_K, Type.Q4_K,
          Type.Q5_K, Type.Q6_K, Type.IQ4_XS]
-# Offsets of the half-precision numbers of a block: random bits would sometimes be NaN.
+# Where a block has half-precision numbers. Random bits in these places would sometimes be NaN.
 HALVES = {Type.Q4_1: [0, 2], Type.Q5_1: [0, 2], Type.MXFP4: [], Type.Q2_K: [80, 82], Type.Q3_K: [108], Type.Q4_K: [0, 2],
           Type.Q5_K: [0, 2], Type.Q6_K: [208]}
 BLOCKS = {32: 4, 256: 2}

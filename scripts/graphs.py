@@ -12,7 +12,7 @@ from project import LOGS, ROOT, TARGET, Problem, llama_build, llama_source
 
 SOURCE = ROOT / "tests" / "e2e" / "graphs" / "graphs.cpp"
 PROGRAM = TARGET / "shapes" / "graphs"
-# Threads of the device, which decide how many bits activations have.
+# The device's number of threads, on which the number of bits of activations depends.
 THREADS = 4
 
 
@@ -26,8 +26,8 @@ class Graph(NamedTuple):
 
 
 def program():
-    """Builds the program that asks for graphs; returns its path. The static build must be there, or the program alone, as in
-    a clone that links programs."""
+    """Builds the program that requests graphs; returns its path. The static build must be there, or the program alone, as in a
+    clone that links programs."""
     source, build = llama_source(), llama_build()
     PROGRAM.parent.mkdir(parents=True, exist_ok=True)
     libraries = [build / "src" / "libllama.a", *(build / "ggml" / "src" / name for name in (
@@ -45,7 +45,7 @@ def program():
 
 
 def graph(recorded):
-    """Returns a graph of which the line of a record was read."""
+    """Returns the graph of a line of a record."""
     return Graph(*(recorded[key] for key in Graph._fields))
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes docs/results/how-good.md, the page for a visitor, from the tables of the other pages.
 
-Usage: how_good.py [--check]     --check: changes nothing, and fails if the page is not what would be written
+Usage: how_good.py [--check]     --check: changes nothing, and fails if the page is out of date
 """
 
 import re
@@ -25,8 +25,8 @@ this page from the tables of the pages that it names.
 """
 
 FOOT = """
-What no number here can say: how fast a device is, how much power it takes, and whether a vendor's newest firmware accepts the
-backend. If you have a device, [the first hour](../guide/README.md) finds out.
+No number on this page can show how fast a device is, how much power it needs, and whether a vendor's newest firmware accepts
+the backend. If you have a device, [the first hour](../guide/README.md) shows it.
 """
 
 
@@ -43,7 +43,7 @@ def share(kind, rows):
 
 
 def found(page, pattern):
-    """What a page says in its text, by a pattern."""
+    """The text of a page that a pattern finds."""
     match = re.search(pattern, " ".join((RESULTS / page).read_text(encoding="utf-8").split()))
     if not match:
         raise Problem(f"docs/results/{page} does not say {pattern!r} any more")
@@ -76,7 +76,7 @@ def answers():
            f"{values['Q4_0, --imatrix --awq']:.3f} with `--imatrix --awq`", "CPU", "quantization.md")
     models = table(RESULTS / "models.md", "| model | workload | ours |")
     (token, count), (prompt, _), (several, _) = (share(kind, models) for kind in ("token", "prompt", "sequences"))
-    yield ("How much work is a model, beside llama.cpp's own Hexagon backend?",
+    yield ("How much work is a model, compared with llama.cpp's own Hexagon backend?",
            f"Instruction packets, ours / theirs, median of {count} models: {token} for a token, {prompt} for a prompt, "
            f"{several} for a token of 8 sequences", "3", "models.md")
     text = " ".join((RESULTS / "tables" / "whole.md").read_text(encoding="utf-8").split())
@@ -90,7 +90,7 @@ def answers():
            f"Llama-3.2-1B Q4_0 on a Hexagon NPU, modelled and not measured: {llama[6]} tokens/s for one user, {llama[2]} for "
            f"a prompt", "3, and a model", "models.md#modelled-tokenss")
     nodes, host = found("cost.md", r"\(30 layers, (\d+) nodes\).*?takes (\d+) µs")
-    yield ("What does the host take?", f"{host} µs and no allocation for a token's graph of {nodes} nodes", "host",
+    yield ("How much time does the host need?", f"{host} µs and no allocation for a token's graph of {nodes} nodes", "host",
            "cost.md#hexagon-a-decode-step")
     minutes = sum(number(row[1]) for row in table(RESULTS / "fuzz.md", "| target | CPU minutes"))
     yield ("Is it robust?", f"{minutes / 60:.0f} CPU hours of fuzzing; each crash or wrong value that it found became a test",

@@ -1,7 +1,7 @@
 """Downloads a file of a Python package index without unpacking, building or running any of it.
 
-pip cannot do that for source packages: `pip download` runs their build code to read their metadata, with build tools that
-no hash names. So the index's own interface is asked here, which is two requests: the page that lists a project's files, and
+pip cannot do that for source packages: `pip download` runs their build code to read their metadata, with build tools that no
+hash names. So this module uses the index's interface directly, with two requests: the page that lists a project's files, and
 the file. The index is the one that pip is configured for.
 """
 # SOURCE: the simple repository API of the Python Packaging User Guide, in HTML (PEP 503) and in JSON (PEP 691).
@@ -41,7 +41,7 @@ class Links(HTMLParser):
 
 
 def pip_setting(pip, name):
-    """A setting of pip: its variable, or what its files of settings say; None if neither does."""
+    """A setting of pip: from its variable or its settings files; None if it is in neither."""
     variable = os.environ.get("PIP_" + name.upper().replace("-", "_"))
     if variable:
         return variable
@@ -54,7 +54,7 @@ def pip_setting(pip, name):
 
 
 def index_url(pip):
-    """Returns the index from which pip takes packages; pip prints the default in its help."""
+    """Returns the index from which pip installs packages; pip prints the default in its help."""
     url = pip_setting(pip, "index-url")
     if url is None:
         text = subprocess.run([str(pip), "download", "--help"], stdout=subprocess.PIPE, text=True).stdout

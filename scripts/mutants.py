@@ -6,10 +6,10 @@ Usage: mutants.py [--jobs N] [--shard K/N] [module...]     a module is a name of
 Each fault is compiled, and the tests that belong to the module run. The lists of faults that were caught, missed, hung or
 did not compile are in target/mutants/MODULE/mutants.out/. Fails if a module is below LEAST.
 
-With --shard 0/4 every fourth fault is put in, which shows soon what is not tested; the numbers 1/4 to 3/4 have the others.
+With --shard 0/4 every fourth fault is put in, which soon shows untested code; the numbers 1/4 to 3/4 have the others.
 
-Faults are put into copies of the project, target/mutants/tree-N, which keep what they have built: a fault then costs one
-crate, and cargo-nextest stops at the first test that fails.
+Faults are put into copies of the project, target/mutants/tree-N, which keep their build results: a fault then costs one crate,
+and cargo-nextest stops at the first test that fails.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 from project import LOGS, ROOT, TARGET, Problem, main_with, say, tool_env
 
-# The least share of faults that tests notice, of those that compile.
+# The share of compiling faults that tests must notice.
 LEAST = 0.9
-# A fault may make a test wait for ever: it is noticed after this many times what the tests take, but not
-# before this many seconds.
+# A fault may make a test hang. It counts as noticed after this many times the usual duration of the tests, but not before this
+# many seconds.
 TIMES, LEAST_S = 4, 40
-# Optimized less than in other tests and without what a debugger reads, because each fault is compiled.
+# Less optimized than in other tests and without debug information, because every fault is compiled.
 QUICK = ["--config", "profile.dev.package.hexagon-ops.opt-level=1", "--config", "profile.dev.debug=false"]
 
 
@@ -38,7 +38,7 @@ class Module(NamedTuple):
     package: str
     files: list
     tests: list
-    # Tests that are left out because they are long and about something else, as a regular expression.
+    # A regular expression for tests that are left out because they are long and test something else.
     without: str = ""
 
 
@@ -85,7 +85,7 @@ def copy_project(tree):
 
 
 def run(name, shard, tree):
-    """Returns the numbers of faults of a module by what became of them; `tree` is a copy of the project."""
+    """Returns the numbers of faults of a module by outcome; `tree` is a copy of the project."""
     module = MODULES[name]
     output = TARGET / "mutants" / (f"{name}-{shard.replace('/', '-of-')}" if shard else name)
     shutil.rmtree(output, ignore_errors=True)
@@ -94,7 +94,7 @@ def run(name, shard, tree):
     command = ["cargo", "mutants", "--dir", tree, "--in-place", "--test-tool", "nextest", "--package", module.package,
                "--output", output, "--colors", "never", "--no-shuffle", "--timeout-multiplier", TIMES,
                "--minimum-test-timeout", LEAST_S]
-    # Arguments behind `--` would count for the run alone, and all tests would be built.
+    # Arguments after `--` would apply to the run only, so all tests would be built.
     command += [f"--cargo-arg={argument}" for argument in (*QUICK, *module.tests)]
     for file in module.files:
         command += ["--file", file]
@@ -121,7 +121,7 @@ def run(name, shard, tree):
 def count(name, shard, tree):
     """Prints how many faults of a module are noticed; returns True if they are enough."""
     counts = run(name, shard, tree)
-    # A fault that makes a test wait for ever is noticed, too.
+    # A fault that makes a test hang counts as noticed.
     noticed = counts["caught"] + counts["timeout"]
     seen = noticed + counts["missed"]
     share = noticed / seen if seen else 1.0

@@ -20,10 +20,10 @@ NOT_CODE = {"tests", "benches", "examples"}
 TYPE = re.compile(r"^ *(?:pub(?:\([^)]*\))? )?(?:unsafe )?(?:struct|enum|union|trait|type) ([A-Z]\w*)", re.M)
 QUESTION = re.compile(r"^ *//[/!] (What|Whether|How|Where)\b", re.M)
 
-# File names that say little by themselves.
+# File names that are vague by themselves.
 VAGUE = ["memory.rs", "tensor.rs", "pack.rs"]
 
-# Names that had several meanings: what to write, and the files in which a name keeps its one meaning.
+# Names that once had several meanings: the names to use instead, and the files in which the name keeps its one meaning.
 RETIRED = {
     "home": ("buffer, handle", ["src/config", "tool/src/probe"]),
     "Home": ("OperandBuffer", []),
@@ -39,9 +39,9 @@ RETIRED = {
     "remember": ("cache, record, to_checked", []),
     "simulator": ("stand-in", []),
 }
-# Functions and types that one place may define: `divides` is arithmetic, `Refusal` a text.
+# Names that only one place may define: `divides` is arithmetic, `Refusal` is a text.
 ONCE = ["divides", "Refusal"]
-# A remainder, and no function: what ends the use of an idle NPU is `release_idle`.
+# `rest` is a remainder and not a function: `release_idle` is the function that ends the use of an idle NPU.
 NO_FUNCTION = ["rest"]
 
 
@@ -61,7 +61,7 @@ def without_tests(text):
 
 
 def family(path):
-    """The family's folder that a file lies in, or None."""
+    """The family's folder that contains a file, or None."""
     folder = "/".join(path.parts[:2])
     return folder if folder in FAMILIES else None
 
@@ -72,7 +72,7 @@ def distinct(paths):
 
 
 def code(text):
-    """A file's text without comments and without what stands in quotes."""
+    """A file's text without comments and without quoted text."""
     return re.sub(r'"(?:[^"\\\n]|\\.)*"', '""', re.sub(r"//.*", "", text))
 
 

@@ -8,7 +8,8 @@ python  the libraries in the wheel of llama-cpp-py-sync of PyPI load it
 debian  llama.cpp of Debian sid generates a text
 
 The tests of `make test` have pinned versions of the first and the last. A program that refuses the plugin is a failure, with
-the line that says why: the versions that `ggml_version.rs` knows, or ggml's changes that it does not know, come next.
+the plugin's line about the reason. Then `ggml_version.rs` needs the new version, or the plugin has to be adapted to ggml's
+changes.
 """
 
 import json
@@ -27,7 +28,7 @@ from project import HEXAGON, LOGS, TARGET, Problem, device_env, locked, main_wit
 FOLDER = TARGET / "newest"
 PROMPT, TOKENS = "Once upon a time,", 8
 
-# Loads a plugin and prints the version of ggml. The libraries lie side by side, and name each other without a folder.
+# Loads a plugin and prints ggml's version. The libraries are in one folder, and name each other without a folder.
 LOADER = """
 import ctypes, sys
 from pathlib import Path
@@ -108,7 +109,7 @@ def main():
             continue
         (LOGS / f"newest-{name}.log").write_text(text, encoding="utf-8")
         lines = re.findall(r"ggml-rust-npu: (.*)|^(ggml .*)$", text, re.M)
-        # A program that leaves the plugin out computes on the CPU, and ends well.
+        # A program that does not load the plugin computes on the CPU and exits without an error, so its log is checked.
         is_good = code == 0 and (name == "python" or "nodes of a token" in text)
         failed += not is_good
         print(f"   {name} {version}: {'works' if is_good else f'FAILED (code {code})'}; "

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Counts upstream's test cases by operation, and writes docs/results/operations.md.
 
-Reads the log of `make ops`, which must have passed, and asks the device again about the cases that it refused.
+Reads the log of `make ops`, which must have passed, and queries the device again about the cases that it refused.
 """
 
 import re
@@ -14,23 +14,24 @@ from project import LOGS, ROOT, Problem, device_env, main_with
 
 HEAD = """# Operations
 
-What `test-backend-ops` of llama.cpp {version} says of `{device}` on a simulated {chip} under strict coherence, with
-`GGML_RUST_NPU_REPACK=always`, case by case. `make optable` writes this file after `make ops`. *Refused* means that the device
-leaves the case to the CPU, for a reason in the table below. *Nothing to compare with* means that the device computes it and
+Results of the cases of llama.cpp {version}'s `test-backend-ops` for `{device}` on a simulated {chip}, with strict coherence and
+`GGML_RUST_NPU_REPACK=always`. `make optable` writes this file after `make ops`. *Refused* means that the device leaves the
+case to the CPU, for a reason in the table below. *Nothing to compare with* means that the device computes the case but
 llama.cpp's CPU backend does not.
 
 | operation | OK | refused | nothing to compare with |
 |---|---|---|---|
 """
 REASONS = """
-## What is refused, and why
+## Refused cases, and the reasons
 
-The device's words (`GGML_RUST_NPU_LOG=trace`), with the operation inside the case that they are about if it is another.
+The reasons are the device's log lines (`GGML_RUST_NPU_LOG=trace`). If a case has several operations,
+a reason names the refused one.
 
 | operation | cases | reason |
 |---|---|---|
 """
-# The device sees no operation that the glue has no number for.
+# The glue passes no operation to the device that it has no number for.
 UNKNOWN = "not an operation of npu.h"
 CASE = re.compile(r"^ *(\w+)(\([^\n]*\)): (OK|not supported \[([^\]]*)\])", re.M)
 REPACK = {"GGML_RUST_NPU_REPACK": "always"}

@@ -24,14 +24,14 @@ NAME = "ggml-rust-npu"
 SUMMARY = "The ggml backend for Qualcomm Hexagon and Rockchip NPUs, as a plugin"
 PLUGIN = "libggml-rust_npu.so"
 
-# Debian's ggml looks for backends in this folder, and for fixed names only; this one is that of ggml's own backend for Hexagon.
+# Debian's ggml looks for backends in this folder, and only for fixed names. This is the name of ggml's own backend for Hexagon.
 # SOURCE: libggml0 0.27.0-1 of Debian sid, and ggml_backend_load_all_from_path in ggml-backend-reg.cpp.
 BACKENDS = "ggml/backends0"
 KNOWN_NAME = "libggml-hexagon.so"
 
 
 class Names(NamedTuple):
-    """What the formats call a processor."""
+    """The packages' names of a processor."""
 
     wheel: str
     npm: str
@@ -39,7 +39,8 @@ class Names(NamedTuple):
     triplet: str
 
 
-# The targets that have packages. Tags of wheels name the oldest glibc; dist.py checks that the files need none newer.
+# The targets for which packages are made. A wheel's tag names the oldest glibc; dist.py checks that the files need no newer
+# one.
 MACHINES = {"x86_64-unknown-linux-gnu": Names("x86_64", "x64", "amd64", "x86_64-linux-gnu"),
             "aarch64-unknown-linux-gnu": Names("aarch64", "arm64", "arm64", "aarch64-linux-gnu")}
 
@@ -50,9 +51,9 @@ class Release(NamedTuple):
     folder: Path
     target: str
     version: str
-    # Seconds since 1970, the time of all files.
+    # The time of all files, in seconds since 1970.
     epoch: int
-    # The oldest glibc with which the files work.
+    # The oldest glibc version with which the files work.
     glibc: tuple
 
     def files(self, name):
@@ -60,7 +61,7 @@ class Release(NamedTuple):
         return sorted(path for path in (self.folder / name).rglob("*") if path.is_file())
 
     def libraries(self):
-        """The plugin and what it loads into the DSP."""
+        """The plugin and the libraries that it loads into the DSP."""
         return [path for path in self.files("lib") if path.suffix == ".so"]
 
 
@@ -132,7 +133,7 @@ def wheel(release, dist):
     for library in release.libraries():
         copy(library, package / "lib" / library.name)
     copy(release.folder / "bin" / "ggml-npu", package / "bin" / "ggml-npu", executable=True)
-    # SOURCE: PEP 639 for licences, PEP 770 for lists of contents.
+    # SOURCE: PEP 639 for licences, PEP 770 for SBOMs.
     copy_legal(release, info / "licenses", info / "sboms")
     licences = [path.relative_to(info / "licenses").as_posix() for path in sorted((info / "licenses").rglob("*"))
                 if path.is_file()]
@@ -151,10 +152,10 @@ def wheel(release, dist):
     moment = datetime.fromtimestamp(release.epoch, UTC).timetuple()[:6]
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        # The records come last, as the format recommends.
+        # The format recommends that records come last.
         for path in [*paths, info / "RECORD"]:
             entry = zipfile.ZipInfo(path.relative_to(root).as_posix(), moment)
-            # A regular file, in the notation of Unix.
+            # A regular file, in Unix notation.
             entry.external_attr, entry.create_system = (0o100000 | mode(path)) << 16, 3
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
     replace(out, content.getvalue())
@@ -246,7 +247,7 @@ def debian(release, dist):
     copy_legal(release, documents / "licences", documents)
     (documents / "licences" / "LICENSE").rename(documents / "copyright")
     for file in release.files("share"):
-        # zsh leaves site-functions to the administrator.
+        # zsh leaves the folder site-functions to the administrator.
         name = file.relative_to(release.folder / "share").as_posix().replace("site-functions", "vendor-completions")
         place = root / "usr" / "share" / name
         copy(file, place)
@@ -267,7 +268,7 @@ def debian(release, dist):
               "Priority": "optional", "Installed-Size": sum(path.stat().st_size for path in files) // 1024,
               "Depends": f"libc6 (>= {release.glibc[0]}.{release.glibc[1]}), libgcc-s1",
               "Recommends": "libggml0", "Enhances": "llama.cpp-tools, llama.cpp-services, whisper.cpp-tools",
-              # It has the same file.
+              # Both packages have the same file.
               "Conflicts": "libggml0-backend-hexagon",
               "Description": f"{SUMMARY}\n llama.cpp, whisper.cpp and other programs with Debian's ggml find it by its place."
                              "\n No NPU has run it yet: it was tested in simulation."}
@@ -277,7 +278,7 @@ def debian(release, dist):
             path.chmod(mode(path))
         os.utime(path, (release.epoch, release.epoch), follow_symlinks=False)
     part = out.with_suffix(".part")
-    # More threads would cut the file into other blocks.
+    # With more threads the file would be divided into different blocks.
     env = cpu_env(SOURCE_DATE_EPOCH=str(release.epoch), DPKG_DEB_THREADS_MAX="1")
     run([need("dpkg-deb", "install the package dpkg"), "--root-owner-group", "-Zxz", "--build", root, part],
         LOGS / f"dist-{names.debian}.log", env)

@@ -29,7 +29,7 @@ FOLDER = TARGET / "peer"
 TABLE = ROOT / "hexagon-ops" / "tests" / "peer.txt"
 HARNESS = ROOT / "hexagon-ops" / "tools" / "peer"
 ARCH = "v73"
-# The emulator has this processor and executes instructions of newer ones, too.
+# The emulator's processor; it also executes instructions of newer ones.
 CPU = "v73"
 
 WHO = "ggml-hexagon ({crate}, ggml {ggml})"
@@ -89,7 +89,7 @@ class Counter:
         return [None if line is None else self.known[line] for line in lines]
 
     def one(self, text):
-        # One process for each: a node that ends it is refused.
+        # Each node runs in a separate process. If the process dies, the node counts as refused.
         done = subprocess.run([replay.emulator(), "-cpu", CPU, self.path], input=text + "\n", capture_output=True,
                               text=True, timeout=1200)
         answer = done.stdout.split()

@@ -14,7 +14,7 @@ def described(tensor, use):
 
 
 def use_of(node, index, workload):
-    """Returns what the harness puts into a source, by its place."""
+    """Returns how the harness fills a source, by its place."""
     op, source = node["op"], node["src"][index]
     if (op, index) in (("FLASH_ATTN_EXT", 3), ("SOFT_MAX", 1)):
         return MASK, 1 if workload == "prompt" and source["ne"][1] > 1 else source["ne"][0]
@@ -30,7 +30,7 @@ def use_of(node, index, workload):
 
 
 def line(node, workload):
-    """Returns a node as the harness reads it; None if a type is not one that ggml-hexagon has."""
+    """Returns a node in the harness's format; None if ggml-hexagon lacks one of its types."""
     tensors = [described(node["dst"], (ZEROS,))]
     for index, source in enumerate(node["src"]):
         tensors.append("-1" if source is None else described(source, use_of(node, index, workload)))

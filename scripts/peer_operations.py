@@ -6,10 +6,10 @@ import struct
 from peer_nodes import COUNTED, MASK, NUMBERS, RANDOM, TYPES, WEIGHTS, ZEROS
 from project import ROOT
 
-# Elements and bytes of a block of quantized types.
+# For quantized types: the elements and the bytes of a block.
 BLOCKS = {"Q4_0": (32, 18), "Q8_0": (32, 34)}
 BYTES = {"F32": 4, "F16": 2, "I32": 4, "I64": 8}
-# Rows and columns of a tile of weights, and rows and columns of the counted products.
+# The side of a tile of weights, and the rows and columns of the counted products.
 TILE, SIZE = 32, 2048
 TABLE = ROOT / "hexagon-ops" / "tests" / "peer_operations.txt"
 ARCHS = ("v73", "v79")
@@ -17,7 +17,7 @@ HEAD = """\
 # Packets of {who} for whole operations, on one thread: architecture, operation and
 # packets by the names and in the units of packets.txt, and KiB that the DMA engine copies. Written by make peer, {date}.
 """
-# Cells of the counted attentions.
+# The number of cache cells in the counted attentions.
 CELLS = 1024
 
 
@@ -26,7 +26,7 @@ def bits(number):
 
 
 def tensor(kind, *ne, use=(ZEROS,), nb=None):
-    """A tensor whose elements follow each other, or lie `nb` bytes apart."""
+    """A tensor whose elements follow each other, or are `nb` bytes apart."""
     ne = [*ne, *[1] * (4 - len(ne))]
     elems, size = BLOCKS.get(kind) or (1, BYTES[kind])
     step = [size, ne[0] // elems * size]
@@ -108,7 +108,7 @@ def attention(kind, head, heads, kv_heads, rows):
 
 
 def nodes():
-    """Returns the operations by the names of packets.txt: what its unit is of a whole, and the nodes."""
+    """Returns the operations by the names of packets.txt: the number of units in it, and the nodes."""
     planes = [64, 64, 32]
     found = {
         "rms_norm_mul_576": [norm(576)], "rms_norm_mul_2048": [norm(2048)], "rms_norm_mul_4096": [norm(4096)],

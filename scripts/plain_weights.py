@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Counts encoders with weights that are packed beside their bytes, and reckons what they take with weights as they lie.
+"""Counts encoders with weights that have packed copies, and computes their packets with unpacked weights.
 
 Usage: plain_weights.py [LIBRARY...]    v73 and v79 if not given; prints the rows of the table in docs/results/cost.md
 
-A multiplication with a weight as it lies takes as many packets in a picture of 64 patches as in a larger one, whose count would
+A multiplication with an unpacked weight needs as many packets in a picture of 64 patches as in a larger one, whose count would
 take hours.
 """
 
@@ -16,13 +16,13 @@ import wholes
 from project import main_with
 
 LIBRARIES = ("v73", "v79")
-# Pixels of a side of the small picture.
+# Pixels on a side of the small picture.
 SIDE = 128
 
 
 def packets_of_one(library):
-    """Returns the packets of a multiplication with a weight as it lies: those of a layer, of which one small picture has one
-    more than another."""
+    """Returns the packets of a multiplication with an unpacked weight: the difference between two small pictures' models, one
+    of which has a layer more."""
     siglip, program = encoders.ENCODERS[0], replay.guest(library)
     encoders.SIDE, side = SIDE, encoders.SIDE
     found = []

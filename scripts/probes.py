@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes docs/results/probe-*.txt: what `ggml-npu devices --probe` prints on this tree.
+"""Writes docs/results/probe-*.txt: the output of `ggml-npu devices --probe` on this tree.
 
-Usage: probes.py [hexagon | rknn]     of the stand-ins; or under Qualcomm's library (needs what `make vendor` does), or
+Usage: probes.py [hexagon | rknn]     of the stand-ins; or under Qualcomm's library (has the same requirements as `make
+vendor`), or
                                       under Rockchip's (`VENDOR=rknn make vendor`)
 
 A test of the tool (tool/tests/probe.rs) compares the reports with docs/guide/probe.md and the protocol of the tree.
@@ -28,7 +29,7 @@ def write(name, text):
     if "probe.devices: 1\n" not in text:
         raise Problem(f"{name}: no device opened\n{text[-2000:]}")
     file = ROOT / "docs" / "results" / f"probe-{name}.txt"
-    # A report does not name the folder of this checkout.
+    # Reports must not name this checkout's folder.
     for folder in (ROOT / "hexagon-ops" / "tools" / ".." / ".." / "target", TARGET):
         text = text.replace(str(folder), "target")
     file.write_text(text, encoding="utf-8")

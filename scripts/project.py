@@ -11,7 +11,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-# Debian 11 and Ubuntu 22.04 have an older one, which would end in a traceback.
+# Debian 11 and Ubuntu 22.04 have an older Python, which would fail with a traceback.
 if sys.version_info < (3, 11):  # noqa: UP036
     sys.exit(f"error: Python 3.11 or later is needed, this is {sys.version.split()[0]}: make PYTHON=python3.11 ...")
 
@@ -25,7 +25,7 @@ TOOLS = TARGET / "tools"
 LLAMA_VERSION = "0.5.0"
 PATCH = ROOT / "patches" / f"llama.cpp-{LLAMA_VERSION}.patch"
 
-# The device of most checks, and its name in GGML_RUST_NPU_SIM; the same for the other family.
+# The device that most checks use, and its name in GGML_RUST_NPU_SIM; then the same for the other family.
 DEVICE = "RKNPU0"
 SIMULATED = "rk3588"
 HEXAGON_DEVICE = "HEX0"
@@ -44,9 +44,9 @@ class Problem(Exception):
 
 
 def main_with(function):
-    """Runs a script's main function; a Problem, and what the system refuses (a program that is not there, a full disk, a file
-    of another user), become one line on stderr and exit code 1."""
-    # Being terminated unwinds as well, so that temporary files go.
+    """Runs a script's main function; a Problem, and an error of the system (a missing program, a full disk, a file of another
+    user), become one line on stderr and exit code 1."""
+    # On SIGTERM the program exits normally, so that temporary files are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     try:
         sys.exit(function())
@@ -82,7 +82,7 @@ def made_once(path, make):
 
 
 def is_users_llama(version):
-    """Returns True if the user's LLAMA_CPP_DIR takes the place of a version: of the main one."""
+    """Returns True if the user's LLAMA_CPP_DIR replaces a version: the main one."""
     return version == LLAMA_VERSION and bool(os.environ.get("LLAMA_CPP_DIR"))
 
 
@@ -94,7 +94,8 @@ def llama_source(version=LLAMA_VERSION):
 
 
 def llama_build(version=LLAMA_VERSION):
-    """The build directory that belongs to `llama_source`. CMake builds in one only what it was configured for."""
+    """The build directory that belongs to `llama_source`. CMake builds in a directory only the source that it was configured
+    for."""
     if not is_users_llama(version):
         return TARGET / f"llama-{version}"
     return TARGET / f"llama-custom-{hashlib.sha256(str(llama_source(version)).encode()).hexdigest()[:8]}"
@@ -106,13 +107,13 @@ def binary(name, version=LLAMA_VERSION):
 
 def toml(path):
     """Returns the tables of a TOML file."""
-    # An older Python, which is refused above, does not have it.
+    # Imported here, because an older Python, which is refused above, does not have this module.
     import tomllib
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def need(tool, hint):
-    """Returns the path of `tool`; raises a Problem that says how to get it."""
+    """Returns the path of `tool`; raises a Problem that tells how to get it."""
     path = shutil.which(tool)
     if path is None:
         raise Problem(f"{tool} not found; {hint}")
@@ -123,16 +124,17 @@ def tool_env():
     """Returns the environment for build tools: those of the venv come after the user's."""
     env = dict(os.environ)
     env["PATH"] = env.get("PATH", "") + os.pathsep + str(TOOLS / "bin")
-    # ggml stamps the commit of the repository it finds around it into its objects. That would be ours, and each
-    # commit here would rebuild llama.cpp.
+    # ggml records the commit of the repository around it in its objects. That would be this repository, and every commit here
+    # would rebuild llama.cpp.
     env["GIT_CEILING_DIRECTORIES"] = str(TARGET / "src")
-    # A make that called us must not hand its job server to the builds we start.
+    # If make called this script, its job server must not be passed to the builds.
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
         env.pop(name, None)
     return env
 
 
-# Variables that change what llama.cpp's programs, ggml, OpenMP or this backend do. Two of them are settings of the scripts.
+# Variables that change how llama.cpp's programs, ggml, OpenMP or this backend behave. Two of them are settings of these
+# scripts, and are kept.
 FOREIGN = re.compile(r"(?!LLAMA_CPP_DIR$|GGML_RUST_NPU_LIB$)(GGML|LLAMA|OMP|GOMP|KMP)_.*")
 
 
@@ -142,8 +144,8 @@ def is_foreign(name):
 
 
 def settle():
-    """Makes this process, and what it starts, independent of who started it: of variables that are set, of the language of
-    messages, of the time zone, and of the permissions that new files have."""
+    """Makes this process, and the processes that it starts, independent of the environment: of variables that are set, of the
+    language of messages, of the time zone, and of the permissions that new files have."""
     for name in filter(is_foreign, list(os.environ)):
         del os.environ[name]
     os.environ.pop("LANGUAGE", None)
@@ -154,17 +156,17 @@ def settle():
 def cpu_env(**settings):
     """The environment for a run without NPU: `settings`, and no other variable or file of settings that changes the run."""
     env = {name: value for name, value in os.environ.items() if not is_foreign(name)}
-    # Idle threads of the CPU backend sleep. By default they spin, and on a busy machine, or one that simulates the NPU
-    # on the same cores, they take time from the working threads.
+    # Idle threads of the CPU backend sleep. By default they spin, which takes time from working threads on a busy machine, and
+    # on one that simulates the NPU on the same cores.
     env["OMP_WAIT_POLICY"] = "passive"
-    # The user's ggml-rust-npu.conf is not there.
+    # The user's settings file must not be read.
     env["XDG_CONFIG_HOME"] = str(TARGET / "no-settings")
     env.update(settings)
     return env
 
 
 def may_install():
-    """Returns True if tools may be installed on the machine itself: only if the user says so, or in CI."""
+    """Returns True if tools may be installed on the machine itself: only if the user requests it, or in CI."""
     return os.environ.get("INSTALL") == "1" or os.environ.get("CI") == "true"
 
 

@@ -1,7 +1,7 @@
 """Counts the packets of recorded graphs: each command of a graph, executed by the DSP's code under qemu-hexagon.
 
-The guest (`hexagon-ops/tools/guest/src/replay.rs`) gets the very commands that the host sent, buffers of the same sizes, and
-what the host wrote into them; weights and caches are zeros. The matrix unit's instructions do nothing and count as packets.
+The guest (`hexagon-ops/tools/guest/src/replay.rs`) gets the same commands that the host sent, buffers of the same sizes, and
+the host's data in them; weights and caches are zeros. The matrix unit's instructions do nothing and count as packets.
 """
 
 import os
@@ -18,13 +18,13 @@ GUEST = ROOT / "hexagon-ops" / "tools" / "guest.sh"
 WORDS = ROOT / "hexagon-ops" / "tools" / "units.txt"
 REPLAY = -12
 FLOATS, NUMBERS, ONES = 0, 1, 2
-# Bit of the bytes of an input that is zero.
+# This bit in an input's number of bytes means that the input is zero.
 ZEROS = 1 << 31
 # SOURCE: OP_MUL_MAT and OP_MUL_MAT_ID, hexagon-ops/src/wire.rs; TYPE_F32, wire/tensor_op.rs.
 MUL_MAT, MUL_MAT_ID = 3, 4
 F32 = 1
-# Offsets in commands. SOURCE: hexagon-ops/src/wire: a head of 16 bytes; TensorOp: its kernel, parameters and tensors of 64
-# bytes; MatMulId: weights of 32 bytes and rows of 40.
+# Offsets in commands. SOURCE: hexagon-ops/src/wire. A command has a head of 16 bytes. A TensorOp has its kernel, parameters and
+# tensors of 64 bytes, a MatMulId has weights of 32 bytes and rows of 40.
 HEAD, PARAMETERS, TENSOR, WEIGHTS, ROWS = 16, 72, 64, 32, 40
 
 
@@ -39,7 +39,7 @@ class Tensor(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a command takes: packets, and bytes that the DMA engine copies."""
+    """The cost of a command: packets, and bytes that the DMA engine copies."""
 
     packets: int
     copied: int
@@ -71,7 +71,7 @@ def guest(library):
                 struct.pack_into("<I", program, at, to | have & kept)
                 break
     out = TARGET / "shapes" / f"guest-{library}"
-    # Another process may be executing it.
+    # Another process may be executing the old file.
     part = out.with_name(f".{out.name}.{os.getpid()}")
     part.write_bytes(program)
     part.chmod(0o755)
@@ -107,7 +107,7 @@ def multiplications(entry):
 
 
 def fillings(graph):
-    """Yields what has to be written before commands whose packets depend on it: (command, buffer, offset, kind, count, limit,
+    """Yields the data to write before commands whose packets depend on it: (command, buffer, offset, kind, count, limit,
     group)."""
     given = {(buffer, offset) for buffer, offset, _ in graph.inputs}
     for number, entry in enumerate(graph.commands):
@@ -124,7 +124,7 @@ def fillings(graph):
         elif ops[0] == "GET_ROWS" and (tensor(command, 2).buffer, tensor(command, 2).offset) not in given:
             yield number, *numbers(tensor(command, 2), tensor(command, 1).ne[1])
         elif ops[0] == "ROPE" and tensor(command, 3).dtype == F32:
-            # A factor of 0, as weights are, would give keys that are no numbers.
+            # Weights are filled with zeros, and a factor of 0 would make the keys NaN.
             factors = tensor(command, 3)
             yield number, factors.buffer, factors.offset, ONES, factors.ne[0], 1, 1
         elif ops[0] == "ADD_ID":
@@ -132,7 +132,7 @@ def fillings(graph):
 
 
 def zero_inputs(graph):
-    """Yields what no node of a graph writes before it is read, and is zero: (buffer, offset, bytes)."""
+    """Yields the memory that is read before any node of the graph writes it, and that is zero: (buffer, offset, bytes)."""
     known = [(buffer, offset, offset + len(text) // 2) for buffer, offset, text in graph.inputs]
 
     def place(tensor):

@@ -3,11 +3,11 @@
 
 Usage: results.py [--check] [NAME ...]     all tables if none is named
 
-RESULTS_CHUNKS: chunks of 512 tokens for perplexities, 8 if not given. RESULTS_MODELS: the names of models, with commas, to take
-in place of all. RESULTS_PROBLEMS: the most problems to solve.
+RESULTS_CHUNKS: chunks of 512 tokens for perplexities, 8 if not given. RESULTS_MODELS: the names of models, with commas, to use
+instead of all. RESULTS_PROBLEMS: the most problems to solve.
 
---check changes nothing, and fails if a page that is made of counts in the tree is not what would be written. The others run
-models for minutes to hours; what they measured is kept in target/results, so that an interrupted one goes on.
+--check changes nothing, and fails if a page that is made from counts in the tree is out of date. The others run models for
+minutes to hours; their measurements are kept in target/results, so that an interrupted run continues.
 """
 
 import importlib
@@ -17,7 +17,7 @@ import build
 from project import ROOT, Problem, main_with, say
 from tables import page
 
-# Pages of counts in the tree, which take no time. That of speed asks the tool, which has to be built for --check.
+# Pages of counts, which are quick to check. The page of speed needs the tool to be built first.
 COUNTED = ["packets", "whole", "speed"]
 MEASURED = ["batch", "quantizers", "scaling_awq", "groups", "rockchip", "answers"]
 

@@ -3,8 +3,8 @@
 
 Usage: sanitize.py [step...]     address thread miri; all if not given
 
-All build with the pinned nightly. Devices are the stand-ins. TESTS says what runs: Miri knows no foreign function, so it
-has the thread pools alone. Whole outputs are in target/logs/.
+All build with the pinned nightly. Devices are the stand-ins. TESTS lists the tests: Miri cannot call foreign functions, so it
+runs only the thread pools. Whole outputs are in target/logs/.
 """
 
 import re
@@ -14,7 +14,7 @@ import sys
 from fuzz import host, toolchain
 from project import LOGS, ROOT, TARGET, Problem, main_with, print_tail, say, tool_env
 
-# For each sanitizer: test programs by package.
+# The test programs of each package, for each sanitizer.
 TESTS = {
     "address": {
         "task-pool": ["--lib"],
@@ -30,14 +30,14 @@ TESTS = {
     "miri": {"task-pool": ["--lib"], "hexagon-ops": ["--lib", "rt::workers"]},
 }
 
-# Memory that is left on purpose, by a function that has it.
+# Memory that is left allocated on purpose, by a function that allocates it.
 LEFT = {
     "MemoryTable>::": "the stand-in leaves what a caller did not destroy, with a log line: its addresses may be in use",
     "AllocationTable>::": "as above",
     "a_forked_process": "a child leaves alone what is its parent's",
 }
 
-# Kernels are optimized for three kinds of processor otherwise, which takes longer than running them slowly.
+# Otherwise kernels are compiled for three kinds of processor, which takes longer than running them slowly.
 QUICK = ["--config", "profile.dev.package.hexagon-ops.opt-level=1"]
 
 def summary(text):
@@ -68,10 +68,10 @@ def sanitizer(kind):
     build = ["test", "--locked", "--target", host(), "--target-dir", str(TARGET / "sanitize" / kind), "--no-fail-fast", *QUICK]
     env = dict(tool_env(), RUSTFLAGS=f"-Zsanitizer={kind}", RUST_BACKTRACE="1", PROPTEST_CASES="32",
                ASAN_OPTIONS="detect_stack_use_after_return=1")
-    # A sanitizer gives every variable a place of its own: some tests need more than the usual 2 MiB of stack.
+    # Under a sanitizer every variable has a separate place, so some tests need more than the usual 2 MiB of stack.
     env["RUST_MIN_STACK"] = str(64 << 20)
     if kind == "thread":
-        # A standard library without the sanitizer would hide what its locks order.
+        # With a standard library that was built without the sanitizer, it would not see the order that locks give.
         build.append("-Zbuild-std")
     suppressions = LOGS / "sanitize-left.txt"
     LOGS.mkdir(parents=True, exist_ok=True)

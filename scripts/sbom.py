@@ -1,4 +1,4 @@
-"""The list of what a release was made of, in CycloneDX's JSON, and the licences of it, from cargo's own metadata."""
+"""The list of a release's parts in CycloneDX's JSON, and their licences, from cargo's metadata."""
 # SOURCE: the JSON schema of CycloneDX 1.5.
 
 import json
@@ -19,7 +19,7 @@ DSP_TARGET = "hexagon-unknown-none-elf"
 
 
 def linked(folder, target, roots):
-    """The packages that are linked into those called `roots`: {id: package}, and {id: ids of what it needs}.
+    """The packages that are linked into those called `roots`: {id: package}, and {id: ids of its dependencies}.
 
     Macros and build scripts run where the release is made, and are not part of it.
     """
@@ -58,7 +58,7 @@ def reference(package):
 
 
 def component(package, sums):
-    # CycloneDX takes an expression; the old way to write OR is a slash.
+    # CycloneDX expects an SPDX expression, but older crates write OR as a slash.
     entry = {"type": "library", "bom-ref": reference(package), "name": package["name"], "version": package["version"],
              "purl": reference(package), "licenses": [{"expression": package["license"].replace("/", " OR ")}]}
     if package["description"]:
@@ -82,7 +82,7 @@ def write(folder, target, roots, version, epoch):
     found, needs = linked(ROOT, target, roots)
     more, more_needs = linked(DSP, DSP_TARGET, ["ggml-rust-npu-skel"])
     sums = checksums(ROOT) | checksums(DSP)
-    # Packages of both workspaces have other ids there.
+    # The same packages have different ids in the two workspaces.
     packages = {reference(package): package for package in [*found.values(), *more.values()]}
     edges = {name: set() for name in packages}
     for known, edge in ((found, needs), (more, more_needs)):
@@ -97,7 +97,7 @@ def write(folder, target, roots, version, epoch):
     own = sorted(name for name, package in packages.items() if package["name"] in [*roots, "ggml-rust-npu-skel"])
     document = {
         "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
-        # Of what is described, so that two builds have the same one.
+        # Derived from the contents, so that two builds get the same number.
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'ggml-rust-npu/{version}/{target}/{epoch}')}",
         "metadata": {"timestamp": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "component": main,
                      "properties": [{"name": "target", "value": target}]},

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The picture of a first session in a terminal: docs/figures/screen.txt has what the programs printed, screen.svg shows it.
+"""The picture of a first session in a terminal: docs/figures/screen.txt has the programs' output, screen.svg shows it.
 
 Usage: screen.py record     runs the commands on a simulated V75 and writes screen.txt; `make figures` draws it then
 
-A test compares the recorded devices with what the tool prints today.
+A test compares the recorded devices with the tool's current output.
 """
 
 import json
@@ -22,7 +22,7 @@ from project import HEXAGON, LOGS, ROOT, Problem, binary, cpu_env, device_env, m
 
 TEXT = ROOT / "docs" / "figures" / "screen.txt"
 QUESTION = "What is the capital of France?"
-# Characters of a line, and pixels of a character and of a line.
+# The width of a line in characters, and sizes of characters and lines in pixels.
 COLUMNS, ADVANCE, LINE, TOP, MARGIN = 100, 7.6, 19, 46, 16
 
 STYLE = """  <style>
@@ -38,7 +38,7 @@ STYLE = """  <style>
 
 
 def printed(shown, command, env):
-    """A command as a user types it, and what it prints."""
+    """A command as a user types it, and its output."""
     done = subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise Problem(f"{shown} ended with code {done.returncode}: {done.stderr.strip()[-200:]}")
@@ -46,7 +46,7 @@ def printed(shown, command, env):
 
 
 def answered(model, env):
-    """What llama-server answers to the question, and its log's line about the device."""
+    """llama-server's answer to the question, and its log line about the device."""
     log = LOGS / "screen-server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
@@ -86,14 +86,14 @@ def wait(address, server):
 
 
 def record():
-    """Runs the commands, and writes what they print."""
+    """Runs the commands, and writes their output."""
     build.static()
     model, tool, env = models.variant("Q4_0"), build.release_tool(), device_env(HEXAGON)
     variable = f"GGML_RUST_NPU_SIM={HEXAGON}"
     lines = printed(f"{variable} ggml-npu devices", [tool, "devices"], env)
     table = printed(f"ggml-npu model SmolLM2-135M-Instruct-Q4_0.gguf --chip {HEXAGON}",
                     [tool, "model", model, "--chip", HEXAGON], cpu_env())
-    # The first of its tables: reckoned at nominal rates. The sentences before it are longer than a line.
+    # Only the first table is shown, at nominal rates. The sentences before it are longer than a line.
     blank = table.index("")
     head = [part for line in table[1:blank] for part in wrap(line, COLUMNS)]
     lines += ["", table[0], *head, "", *table[blank + 1:table.index("", blank + 1)]]

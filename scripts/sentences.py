@@ -3,8 +3,8 @@
 
 Usage: sentences.py [PAGE...]    the pages of PAGES without one
 
-Code, links' targets, headings, sources and names in capitals (of types and operations) count as no words; what stands between
-semicolons in a cell of a table is a paragraph.
+Code, links' targets, headings, sources and names in capitals (of types and operations) count as no words; text between
+semicolons in a table's cell is a paragraph.
 """
 
 import re
@@ -16,7 +16,7 @@ from project import ROOT, Problem, main_with
 PAGES = ["*.md", "docs/**/*.md", "dist/**/*.md", "patches/*.md", "fuzz/*.md", "examples/*.md"]
 MOST_WORDS = 30
 
-# What reads like a riddle, and what to write.
+# Words that read like a riddle, and their replacements.
 AVOIDED = {r"anew": "again", r"(any|some|no)body": "a user, a program", r"of (its|their) own": "separate, dedicated",
            r"shall": "must, will", r"(is|are) what": "name it", r"for want of": "without", r"once more": "again"}
 
@@ -33,7 +33,7 @@ def paragraphs(text):
             yield start, " ".join(words)
             words = []
         if line.startswith("|"):
-            # Many cells are lists.
+            # A cell may contain a list.
             yield from ((number, part) for cell in line.strip("|").split("|") for part in cell.split(";"))
         elif not is_apart:
             start = start if words else number
@@ -50,7 +50,7 @@ def sentences(text):
 
 
 def findings(text):
-    """What is wrong with a page: (line, reason)."""
+    """The faults of a page: (line, reason)."""
     for line, sentence in sentences(text):
         words = [word for word in re.findall(r"\w[\w'’.,/-]*", sentence) if not re.fullmatch(r"[A-Z0-9_.,/-]+", word)]
         if len(words) > MOST_WORDS:

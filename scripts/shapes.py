@@ -1,8 +1,8 @@
 """Models by their shapes: files with the metadata and the tensors of a real model, and holes in place of its weights.
 
-llama.cpp itself says which tensors a model has: `graphs tensors` prints all that it looks for, and each model's row says
-which of the optional ones its files do not have. A file holds fewer layers than the model; `Shape.layers` says how many,
-and what a layer costs is the difference between two files.
+The tensors of a model come from llama.cpp: `graphs tensors` prints all that it looks for, and each model's row lists the
+optional ones that its files lack. A file holds fewer layers than the model (`Shape.layers`), and the cost of a layer is the
+difference between two files.
 """
 
 import os
@@ -22,21 +22,21 @@ class Shape(NamedTuple):
 
     name: str
     arch: str
-    # Layers of the model; layers repeat after `period`.
+    # The model's number of layers; their pattern repeats after `period`.
     layers: int
     period: int
-    # Metadata, without the architecture's prefix.
+    # Metadata keys, without the architecture's prefix.
     keys: dict
-    # Type of weights, and of the embedding, which is the output's, too, unless `absent` lacks "output.weight".
+    # The type of weights and of the embedding. The embedding is also the output, unless `absent` lacks "output.weight".
     kind: str = "q4_0"
     embedding: str = "q6_K"
-    # Expressions for names of tensors that the model's files do not have.
+    # Regular expressions for tensors that the model's files do not have.
     absent: tuple = ("^output.weight", ".bias")
-    # Other types, by part of the name.
+    # Types of other tensors, by part of their name.
     kinds: tuple = ()
-    # Tensors of each layer that llama.cpp looks for only in place of others, with their dimensions.
+    # Tensors of each layer that llama.cpp looks for only if others are missing, with their dimensions.
     extra: tuple = ()
-    # Workloads, by the names of `graphs`.
+    # The workloads, by their names in `graphs`.
     workloads: tuple = ("prompt", "token", "sequences")
 
     def counted(self):
@@ -126,10 +126,10 @@ def entries(shape, layers):
             **{key if key.startswith("tokenizer.") else f"{shape.arch}.{key}": value for key, value in keys.items()}}
 
 
-# Tensors that only files of other quantizers, or of models that rank texts, have.
+# Tensors that only files of other quantizers, or ranking models, have.
 ABSENT = ("\\.(input_)?scale$", "^cls", "^dense_")
 
-# Names that llama-quantize leaves in F32 although they have two dimensions. SOURCE: tensor_allows_quantization,
+# Tensors that llama-quantize leaves in F32 although they have two dimensions. SOURCE: tensor_allows_quantization,
 # src/llama-quant.cpp of llama.cpp 0.5.0.
 PLAIN = ("_norm.weight", "ffn_gate_inp.weight", "altup", "laurel", "per_layer_model_proj", "position_embd", "token_types",
          "ssm_conv1d", "shortconv.conv.weight", "time_mix_first", "time_mix_w0", "time_mix_w1", "time_mix_w2",
@@ -149,7 +149,7 @@ def kind_of(shape, name, dims):
 def write(shape, layers, program):
     """Writes a file with `layers` layers; returns its path."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    # Another process may count the same model.
+    # Another process may be counting the same model.
     path = FOLDER / f"{shape.name}-{layers}-{os.getpid()}.gguf"
     metadata = path.with_suffix(".metadata.gguf")
     model_file.write(metadata, entries(shape, layers), {})

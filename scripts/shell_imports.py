@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that FastRPC's shells on devices export what our DSP libraries import.
+"""Checks that FastRPC's shells on devices export the symbols that our DSP libraries import.
 
 A shell (`fastrpc_shell_unsigned_3`, of a second NPU `_4`) is the process on the DSP that loads a library. If it lacks a
 symbol, a session does not start. Shells are firmware: users have those of their devices, for example from Debian's
@@ -18,12 +18,12 @@ from pathlib import Path
 from project import ROOT, Problem, main_with
 
 SKELS = ROOT / "target" / "skel"
-# The machine number of Hexagon in an ELF header, and the types and entries that are read: elf(5).
+# Hexagon's machine number in an ELF header, and the section types and entries that are read: elf(5).
 EM_HEXAGON = 164
 SHT_DYNSYM = 11
 SHN_UNDEF = 0
 STB_WEAK = 2
-# Architecture numbers as e_flags has them, in its lower ten bits. SOURCE: llvm/BinaryFormat/ELF.h (EF_HEXAGON_MACH).
+# e_flags has the architecture number in its lower ten bits. SOURCE: llvm/BinaryFormat/ELF.h (EF_HEXAGON_MACH).
 ARCH_MASK = 0x3FF
 
 
@@ -39,7 +39,7 @@ class Elf:
         mach = flags & ARCH_MASK
         self.arch = f"v{mach >> 4:x}{mach & 15:x}"
         sections = [struct.unpack_from("<10I", data, sections_at + i * entry_bytes) for i in range(count)]
-        # Weak imports are those that may be missing.
+        # A weak import may be missing.
         self.imports, self.weak, self.exports = set(), set(), set()
         for _, kind, _, _, offset, size, link, _, _, _ in sections:
             if kind != SHT_DYNSYM:
@@ -74,7 +74,7 @@ def main():
     if args.shells is None:
         print("SKIPPED shell imports: no folder of FastRPC shells is named (see --help for where to get them)")
         return
-    # Of domains 3 and 4, which are compute DSPs; unsigned libraries get the unsigned ones.
+    # Domains 3 and 4 are compute DSPs, and libraries without a signature need the unsigned shells.
     shells = hexagon_files(args.shells, "fastrpc_shell_unsigned_[34]")
     skels = {path.name: elf for path, elf in hexagon_files(args.skels, "libggml_rust_npu_skel_v*.so")}
     for what, found, where in (("FastRPC shell", shells, args.shells), ("DSP library (make dsp)", skels, args.skels)):

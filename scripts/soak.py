@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Keeps llama-server busy for hours, on both device families in turn, with faults, NaN prompts and cancelled requests.
 
-Usage: soak.py [--hours N | --minutes N] [--seed N]     15 minutes if not told otherwise
+Usage: soak.py [--hours N | --minutes N] [--seed N]     15 minutes by default
 
 Rounds of a few minutes, each a server of 8 slots with 8 clients, on a simulated Hexagon NPU and a simulated RK3588 in turn.
 Every second round has a fault of the stand-in at a random moment. Clients ask for greedy text, hang up in the middle, send a
-token whose embedding is NaN, or nonsense. Checked are: a text is that of a quiet device, but for tokens as likely as each
-other, or the answer is an error, and that only after a fault; memory does not grow after the first third of a round; no
-thread is left when clients are gone; the server ends within 30 s of being asked to.
+token whose embedding is NaN, or nonsense. Checked are: a text equals that of a quiet device, except for equally likely tokens,
+or the answer is an error, which is allowed only after a fault; memory does not grow after the first third of a round; no thread
+is left when clients are gone; the server ends within 30 s of the request.
 """
 
 import argparse
@@ -33,27 +33,27 @@ from test_serving import PROMPTS, SMALL
 ROUND_S = 150
 SLOTS = 8
 TOKENS = 12
-# Whoever hears nothing for so long has met a hang: a stand-in on a busy machine needs a fraction of it.
+# A request without an answer for this long counts as a hang. A stand-in needs a fraction of it, even on a busy machine.
 PATIENCE_S = 240
 
-# Memory may grow by this after the first third of a round: a part of what was there, and of what caches hold.
+# After the first third of a round, memory may grow by this factor and these MiB, which covers the content of caches.
 GROWTH, GROWTH_MIB = 1.05, 32
 
-# A token that no prompt of ours has.
+# A token that does not occur in any of our prompts.
 ODD_TOKEN = 49_000
 
-# Faults that come when the server is at work; the device is lost after those of the DSP.
+# Faults that occur while the server is working. Those of the DSP lose the device.
 FAULTS = {
     HEXAGON: ["dsp:{n}=lost", "dsp:{n}=corrupt", "dsp:{n}=badring", "dsp:{n}=hang"],
     SIMULATED: ["rknn_matmul_run:{n}=-1", "rknn_matmul_run:{n}=-3", "rknn_matmul_run:{n}+=-1"],
 }
 MOMENTS = {HEXAGON: (20, 150), SIMULATED: (5_000, 60_000)}
 
-# The slot that NaN prompts have to themselves: on the CPU backend, too, they spoil what comes after them in the same cache.
+# The slot that only NaN prompts use: they spoil later prompts in the same cache, on the CPU backend, too.
 NAN_SLOT = SLOTS - 1
 
 
-# SOURCE: ggml's gguf.h, gguf_type: bytes of a value of each kind but texts and arrays.
+# SOURCE: ggml's gguf.h, gguf_type: the bytes of a value of each type, except texts and arrays.
 VALUE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
 
@@ -101,7 +101,7 @@ class Gguf:
 
 
 def model():
-    """The model with an embedding that is NaN, and with an output of its own that is not."""
+    """The model with an embedding that is NaN, and with a separate output that is not."""
     path = MODELS / "SmolLM2-135M-Instruct-Q8_0-nan.gguf"
     if path.exists():
         return path
@@ -120,7 +120,7 @@ def model():
     head += bytes(-len(head) % old.alignment)
     body = bytearray(data[old.begin:])
     body += bytes(end - len(body)) + weights
-    # The scale of each block of the row.
+    # Changes the scale of each block of the row.
     for block in range(0, row, 34):
         at = offset + ODD_TOKEN * row + block
         body[at:at + 2] = b"\x00\x7e"
@@ -131,7 +131,7 @@ def model():
 
 
 class Server:
-    """llama-server, and what the system says of it."""
+    """llama-server, and the system's figures about it."""
 
     def __init__(self, chip, name, faults):
         self.port = harness.free_port()
@@ -179,7 +179,7 @@ class Server:
             self.process.wait()
 
     def end(self):
-        """Asks it to end; returns what went wrong."""
+        """Tells the server to end; returns the failure, if any."""
         self.process.send_signal(signal.SIGTERM)
         try:
             code = self.process.wait(30)
@@ -190,7 +190,7 @@ class Server:
 
 
 def differs(want, answer):
-    """What is wrong with a text, if anything; two tokens as likely as each other may part it."""
+    """Returns the fault of a text, or None; texts may differ after two equally likely tokens."""
     for (token, likely), (other, others) in zip(harness.places(want), harness.places(answer)):
         if token != other:
             near = token in others and other in likely
@@ -218,7 +218,7 @@ class Round:
             self.counts[what] += 1
 
     def client(self, number, deadline):
-        """One of `SLOTS`, each with a slot of its own."""
+        """One of `SLOTS` clients, each with a separate slot."""
         is_odd = number == NAN_SLOT
         decide = random.Random(f"{self.seed} {number}")
         while time.monotonic() < deadline and self.server.process.poll() is None:
@@ -252,7 +252,7 @@ class Round:
 
     def run(self, seconds):
         """Returns figures; problems are in `problems`."""
-        # What a first request allocates is not a leak.
+        # Memory that a first request allocates is not a leak.
         try:
             self.server.ask(PROMPTS[0], n_predict=2)
         except urllib.error.HTTPError:
@@ -272,7 +272,7 @@ class Round:
         if self.server.process.poll() is not None:
             self.problems.append(f"the server died: code {self.server.process.returncode}")
             return {}
-        # What clients left behind is still computed.
+        # The server still computes requests whose clients have left.
         left, until = threads + 1, time.monotonic() + 60
         while left > threads and time.monotonic() < until:
             time.sleep(1)
@@ -290,7 +290,7 @@ class Round:
 
 
 def quiet_texts(chip):
-    """What a device says to each prompt when nothing else is asked."""
+    """A device's answer to each prompt while it has no other request."""
     server = Server(chip, f"quiet-{chip}", None)
     try:
         texts = [server.ask(prompt) for prompt in PROMPTS]

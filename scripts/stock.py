@@ -1,11 +1,11 @@
 """Stock programs: binaries that others built and shipped, fetched into target/stock and unpacked, never installed.
 
 debian         llama.cpp 0.7.0 and whisper.cpp 1.9.5 of Debian sid, with ggml 0.27.0 (backend API 3) and their own libc
-debian arm64   its llama.cpp for the boards' processor, run under qemu-aarch64
-debian system  a whole Debian sid with its llama.cpp, for what installs packages
+debian arm64   its llama.cpp for the boards' processor, run under qemu-aarch64 debian system  a whole Debian sid with its
+llama.cpp, for tests that install packages
 node           node-llama-cpp 3.22.1 of npm with its prebuilt llama.cpp 0.5.0, ggml 0.25.1 (backend API 2)
 llama-cpp-python  0.3.36 of PyPI, compiled from its source: llama.cpp 0.5.0, ggml 0.25.3 (backend API 2)
-pywhispercpp   1.5.1 of PyPI, whose ggml 0.13.1 is one that the plugin refuses
+pywhispercpp   1.5.1 of PyPI, whose ggml 0.13.1 is too old for the plugin
 
 A program that this machine cannot have raises Missing, with the reason.
 """
@@ -55,7 +55,7 @@ class Debian(NamedTuple):
 
     root: Path
     triplet: str = "x86_64-linux-gnu"
-    # For another processor: the command line of its emulator.
+    # The emulator's command line, if the programs are for another processor.
     emulator: tuple = ()
 
     @property
@@ -113,7 +113,7 @@ def llama_cpp_python():
 
 def compile_llama_cpp_python(folder):
     say("compiling llama-cpp-python (a quarter of an hour)")
-    # Its images and sounds are not needed, and threads of OpenMP spin while they wait.
+    # Images and sounds are not needed, and OpenMP's threads spin while they wait.
     env = dict(tool_env(), CMAKE_ARGS="-DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF")
     run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, fetch.download(fetch.LLAMA)],
         LOGS / "stock-llama-cpp-python.log", env)
@@ -126,7 +126,7 @@ def node_program():
         if shutil.which(tool) is None:
             raise Missing(f"{tool} is not installed")
     folder = made_once(STOCK / "node-llama-cpp-3.22.1", install_node_llama)
-    # The file may be a link to one of another checkout, which belongs to another user.
+    # The file may be a link into another checkout, which may belong to another user.
     (folder / "generate.mjs").unlink(missing_ok=True)
     shutil.copyfile(SOURCES / "generate.mjs", folder / "generate.mjs")
     return folder
@@ -138,8 +138,8 @@ def install_node_llama(folder):
     folder.mkdir(parents=True)
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(SOURCES / name, folder / name)
-    # Every file has the sum of the lock file; nothing in a package runs. `npm ci` would also want the sums of the
-    # binaries for other systems.
+    # Checks every file against the lock file, and runs nothing of a package. `npm ci` would also require the binaries for other
+    # systems.
     try:
         run(["npm", "install", "--ignore-scripts", "--omit=optional", "--omit=peer", "--no-audit", "--no-fund"],
             LOGS / "stock-npm.log", cwd=folder)

@@ -33,7 +33,8 @@ import vendor_rknn
 from project import (DEVICE, HEXAGON, JOBS, LOGS, ROOT, SIMULATED, TARGET, Problem, cpu_env, device_env, device_of, main_with,
                      print_tail, say, settle, tool_env)
 
-# The least numbers of tests and of OK cases, within 2 % of the real ones: fewer would mean that some were lost.
+# How many tests and OK cases there must be at least. The numbers are within 2 % of the real ones, so that lost tests are
+# noticed.
 FLOORS = {
     "cargo": 1081,
     "aarch64": 257,
@@ -42,39 +43,39 @@ FLOORS = {
     "long_*.py": 31,
     "stock_*.py": 13,
     "dist_*.py": 16,
-    # Of all cases; None is the sum of all operations.
+    # For all cases; the entry None is the sum of all operations.
     "rockchip": {"MUL_MAT": 1086, "MUL_MAT_ID": 854, "FLASH_ATTN_EXT": 5194},
-    # Of all cases but those with many experts.
+    # For all cases except those with many experts.
     "hexagon": {"MUL_MAT": 1304, "MUL_MAT_ID": 906, "FLASH_ATTN_EXT": 5194, None: 19177},
-    # In place of those above where these run, too.
+    # These replace the numbers above if cases with many experts run, too.
     "hexagon, many experts": {"MUL_MAT_ID": 926, None: 19197},
-    # Of the samples that `make test` takes.
+    # For the samples that `make test` runs.
     SIMULATED: 510,
     HEXAGON: 4520,
     "packed operands": 555,
 }
 
-# Cases with this many experts draw a billion random numbers each and take longer than all others together.
+# Cases with this many experts draw a billion random numbers each, and take longer than all other cases together.
 MANY_EXPERTS = "^(?!.*n_mats=(128|256|512|1024))"
 
-# The most cases of an operation with the same types that `make test` runs on a device, by GGML_RUST_NPU_REPACK.
+# How many cases of an operation with the same types `make test` runs on a device at most, by GGML_RUST_NPU_REPACK.
 CASES_OF_A_KIND = {"weights": 8, "always": 4}
-# Operations with packed operands.
+# Operations whose operands may be packed.
 PACKED = {"MUL_MAT", "MUL_MAT_ID", "CPY", "GET_ROWS", "SET_ROWS"}
-# Whole graphs, which upstream's list of supported cases does not have: all of their cases run.
+# Whole graphs, which are missing in upstream's list of supported cases, so all of their cases run.
 GRAPHS = ["ADD_ADD", "ADD_RMS_NORM", "GELU_MUL", "L2_NORM_BATCH", "MOE_REDUCE", "MUL_MAT_ID_FUSION", "MUL_MAT_VEC_FUSION",
           "NORM_MUL_ADD", "NORM_SCALE", "RELU_SQR", "RMS_NORM_MUL_ADD", "RMS_NORM_MUL_ROPE", "RMS_NORM_SCALE", "ROPE_SET_ROWS",
           "SIGMOID_MUL", "SILU_MUL", "SNAKE_FUSE", "SOFTCAP", "SOFTPLUS_MUL", "SSM_CONV_BIAS_SILU", "TOPK_MOE", "TOPK_QSA"]
-# ggml takes half a minute of one core to build its tables for quantizing to these; the other runs have them.
+# ggml needs half a minute of one core to build the tables for quantizing to these types. Other runs cover them.
 SLOW_TO_QUANTIZE = "=iq[12]_"
 
-# The flags with which ggml itself is compiled, and every warning an error.
+# The flags with which ggml itself is compiled, but every warning is an error.
 GLUE_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wcast-qual", "-Wshadow", "-Wstrict-prototypes",
               "-Wpointer-arith", "-Wmissing-prototypes", "-Wno-unused-function", "-Werror"]
 
 
 class Tally:
-    """Counts, and the reasons for what did not pass."""
+    """Counts, and the reasons of tests that did not pass."""
 
     def __init__(self):
         self.passed = 0
@@ -124,14 +125,14 @@ def step_format(tally):
 
 def step_lint(tally):
     command(tally, "clippy", ["cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"])
-    # A workspace of its own, which nothing else compiles.
+    # A separate workspace, which no other step compiles.
     command(tally, "clippy-fuzz", ["cargo", "clippy", "--locked", "--manifest-path", ROOT / "fuzz" / "Cargo.toml",
                                    "--target-dir", TARGET, "--", "-D", "warnings"])
     command(tally, "doc", ["cargo", "doc", "--locked", "--workspace", "--no-deps"],
             dict(tool_env(), RUSTDOCFLAGS="-D warnings"))
     for name in ("python", "c", "actions", "locks", "windows"):
         command(tally, f"lint-{name}", [sys.executable, ROOT / "scripts" / "lint.py", name])
-    for name in ("sentences", "comments", "names"):
+    for name in ("sentences", "tics", "comments", "names"):
         command(tally, f"lint-{name}", [sys.executable, ROOT / "scripts" / f"{name}.py"])
 
 
@@ -143,9 +144,9 @@ def step_cargo(tally):
     tally.passed += passed
     for name in re.findall(r"^test (.+) \.\.\. FAILED$", text, re.M):
         tally.fail(name, f"see target/logs/{log.name}")
-    # An ignored test says why, or it is a benchmark or an example in the documentation.
+    # An ignored test gives a reason, unless it is a benchmark or an example in the documentation.
     for name, reason in re.findall(r"^test (.+) \.\.\. ignored(?:, (.*))?$", text, re.M):
-        # The step `glue` runs those that compare with headers, or says why it cannot.
+        # The step `glue` runs the tests that compare with headers, or says why it cannot.
         if not reason.endswith(HEADERS_FETCHED):
             tally.skip(name, reason or "ignored in the source")
     if code != 0 and failed == 0:
@@ -175,12 +176,12 @@ def step_aarch64(tally):
 
 
 def step_glue(tally):
-    """The C files compile without a warning for each version of the backend API, for a static and for a loadable backend.
-    The vendors' structs are those of their own headers, and `register()` of Rust programs compiles."""
+    """The C files compile without a warning for each version of the backend API, for a static and for a loadable backend. The
+    structs for the vendors' libraries agree with the vendors' headers, and `register()` of Rust programs compiles."""
     for version in fetch.LLAMA_SOURCES:
         source = fetch.llama(version)
         include = [f"-I{folder}" for folder in (ROOT / "include", source / "ggml" / "include", source / "ggml" / "src")]
-        # The kernels' compiler is a Clang that a machine has more often than one without a number.
+        # Clang 22 compiles the kernels, so a machine has it more often than a Clang without a number.
         for compiler, *others in [["gcc"], ["clang", "clang-22"]]:
             program = next(filter(shutil.which, [compiler, *others]), None)
             if program is None:
@@ -192,21 +193,21 @@ def step_glue(tally):
                         [program, *GLUE_FLAGS, *defines, *include, "-fsyntax-only", *files])
 
 
-    # A feature that no other crate of the workspace has on.
+    # No other crate of the workspace enables this feature.
     command(tally, "register", ["cargo", "clippy", "--locked", "--package", "ggml-rust-npu", "--features", "register", "--",
                                 "-D", "warnings"])
     vendors_headers(tally)
 
 
-# What the reasons of the tests that compare with C headers end with.
+# The reason of every ignored test that compares with C headers ends with these words.
 HEADERS_FETCHED = "make test fetches them"
-# Tests that compare with headers, by what their names have, and the variable with what bindgen makes of these.
+# Tests that compare with headers, by a part of their names, and the variable for bindgen's output.
 HEADER_TESTS = {"rockchips_headers": (1, "RKNN_BINDINGS"), "fastrpcs_headers": (2, "FASTRPC_BINDINGS"),
                 "ggmls_headers": (1, "GGML_BINDINGS")}
 
 
 def header_bindings(name):
-    """What bindgen makes of the headers that the tests of this name compare with; several files are separated by colons."""
+    """bindgen's output for the headers with which the tests of this name compare; several files are separated by colons."""
     folder = TARGET / "bindings"
     if name == "rockchips_headers":
         headers = fetch.rknn_headers()
@@ -236,7 +237,7 @@ def vendors_headers(tally):
             tally.skip(name, str(missing))
     if not names:
         return
-    # The whole workspace, because another selection would compile its packages again.
+    # The whole workspace is selected, because with another selection cargo would compile its packages again.
     code, text, log = capture("headers", ["cargo", "test", "--locked", "--workspace", "--lib", "--test", "header", "--",
                                           "--ignored", *names], env)
     passed = re.findall(r"^test (\S+) \.\.\. ok$", text, re.M)
@@ -271,7 +272,7 @@ def step_ops(tally):
     """
     runs = [(HEXAGON, "weights", FLOORS[HEXAGON]), (SIMULATED, "always", FLOORS[SIMULATED]),
             (HEXAGON, "always", FLOORS["packed operands"])]
-    # Each run begins with tables that one thread computes, so they go side by side.
+    # Each run begins with tables that a single thread computes, so several runs go at the same time.
     with ThreadPoolExecutor(JOBS) as pool:
         for done in [pool.submit(sampled_ops, tally, *run) for run in runs]:
             done.result()
@@ -281,7 +282,7 @@ def sampled_ops(tally, chip, repack, floor):
     """Runs a sample of the cases that a chip's device claims."""
     claimed = [case for case in cases.supported(chip) if re.match(MANY_EXPERTS, case[1])]
     if chip == SIMULATED:
-        # The CPU backend computes the others inside of the device's graphs.
+        # The CPU backend computes all other operations inside the device's graphs.
         claimed = [case for case in claimed if case[0] in FLOORS["rockchip"]]
     elif repack == "always":
         claimed = [case for case in claimed if case[0] in PACKED and not re.search(SLOW_TO_QUANTIZE, case[1])]
@@ -294,7 +295,7 @@ def sampled_ops(tally, chip, repack, floor):
     ops(tally, chip, {**dict.fromkeys(names, 1), None: floor}, *runs, what="sample", GGML_RUST_NPU_REPACK=repack)
 
 
-# Chips that differ in layouts or arithmetic.
+# Chips whose layouts or arithmetic differ.
 ROCKCHIPS = ["rk3588", "rk3576", "rk3566"]
 HEXAGONS = ["hexagon-v68", "hexagon-v68-hvx", "hexagon-v69", "hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81"]
 
@@ -311,7 +312,7 @@ def step_all_ops(tally):
             ops(tally, chip, floors, some, GGML_RUST_NPU_REPACK=repack)
 
 
-# Operations that threads and the matrix unit's thread share in several ways, and the numbers of threads.
+# Operations that are divided among threads in several ways, also with the matrix unit's thread; and numbers of threads.
 SHARED = ["MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT"]
 THREADS = [1, 2, 4, 8]
 
@@ -326,16 +327,16 @@ def step_thread_ops(tally):
                     GGML_RUST_NPU_HEX_THREADS=threads, GGML_RUST_NPU_REPACK=repack)
 
 
-# Rows of test-llama-archs for a device, and for all devices by `-sm tensor` (ggml's device Meta): a dense model of an
-# architecture, one with experts, or both. llama.cpp's logger can lose the last rows.
+# Rows of test-llama-archs for one device, and for all devices with `-sm tensor` (ggml's device Meta): a dense model of an
+# architecture, one with experts, or both. llama.cpp's logger may lose the last rows.
 ARCHS_ROWS = {"device": 131, "Meta": 100}
-# Alone, and as two slices.
+# Each device alone, and two sessions or devices with slices.
 ARCHS_DEVICES = [HEXAGON, "hexagon-v79", SIMULATED, f"{HEXAGON},{HEXAGON}", f"{HEXAGON},{SIMULATED}"]
 
 
 def step_archs(tally):
-    """Random models of all architectures: no more splits than docs/results/architectures.md says, and logits like the CPU's,
-    with each device alone, and with all of them by `-sm tensor`."""
+    """Random models of all architectures: no more splits than in docs/results/architectures.md, and logits like the CPU's, with
+    each device alone, and with all of them by `-sm tensor`."""
     try:
         archs.check_all()
         tally.check(True, "architectures in as few splits as recorded")
@@ -356,8 +357,8 @@ def step_archs(tally):
 def ops(tally, chip, floors, *runs, what="", **settings):
     """Runs cases on a chip, those of each list of arguments in `runs`, or all.
 
-    `floors` are the least numbers of OK cases by operation, None for all together. The exit code says nothing when no
-    case ran, so the cases are counted.
+    `floors` are the least numbers of OK cases by operation, None for all together. The exit code is 0 even if no case ran, so
+    the cases are counted.
     """
     name = "-".join(filter(None, ["backend-ops", chip, what, *settings.values()]))
     env = cpu_env(GGML_RUST_NPU_SIM=chip, GGML_RUST_NPU_SIM_COHERENCE="strict", **settings)
@@ -383,7 +384,7 @@ def ops(tally, chip, floors, *runs, what="", **settings):
             tally.fail(f"{name} {op or 'all'}", f"{count} cases OK, at least {minimum} are there")
 
 
-# Draws in which a choice that failed by chance must be right: a case fails so in one of 10,000.
+# A case whose choice failed by chance is drawn again this often, and must then be right. One in 10,000 cases fails by chance.
 TIE_DRAWS = 20
 
 
@@ -404,12 +405,12 @@ def is_tie(case, name, env, device):
 
 
 def step_e2e(tally):
-    """tests/e2e. Most programs keep one core busy, so files of tests run side by side."""
+    """tests/e2e. Most programs keep one core busy, so files of tests run at the same time."""
     end_to_end(tally, "test_*.py", JOBS)
 
 
 def step_long(tally):
-    """Those of tests/e2e that take longer: more models, more text."""
+    """The longer tests of tests/e2e: more models, more text."""
     end_to_end(tally, "long_*.py", 1)
 
 
@@ -430,9 +431,9 @@ def step_packages(tally):
 
 
 E2E = ROOT / "tests" / "e2e"
-# Seconds that each file of tests took when it last ran.
+# For each file of tests, how many seconds it took in its last run.
 SECONDS = LOGS / "e2e-seconds.json"
-# Files that took longer are not part of `quick`, but for these tests of them, which read what programs say of where they run.
+# Files that took longer are not part of `quick`. Exceptions are these tests, which check the log lines about devices.
 QUICK_S = 60
 ALWAYS = ["test_stock.Debian.test_devices_are_listed", "test_stock.Debian.test_wrong_settings_are_said_in_one_line"]
 
@@ -448,8 +449,8 @@ def quick_tests(seconds, files):
 
 
 def step_quick(tally):
-    """What scripts/anywhere.py runs: all Rust tests, and tests/e2e but for files that take longer than a minute. QUICK_E2E
-    names files, or tests, to run in their place."""
+    """The tests that scripts/anywhere.py runs: all Rust tests, and tests/e2e except files that run longer than a minute.
+    QUICK_E2E names files, or tests, to run instead."""
     step_cargo(tally)
     named, seconds = os.environ.get("QUICK_E2E"), last_seconds()
     names = named.split(",") if named else quick_tests(seconds, sorted(file.stem for file in E2E.glob("test_*.py")))
@@ -459,7 +460,8 @@ def step_quick(tally):
 
 
 def end_to_end(tally, pattern, jobs, names=None):
-    """Runs the files of tests of a pattern; as many tests as `FLOORS` says must be there. Or runs the named ones."""
+    """Runs the test files that match a pattern, which must have at least as many tests as in `FLOORS`; or runs the named
+    ones."""
     fetch.model()
     fetch.text()
     found, taken = 0, {}
@@ -506,23 +508,24 @@ STEPS = {
     "vendor": vendor.check_short,
 }
 
-# Not part of `make test`: too long for it.
+# Too long to be part of `make test`.
 EXTRA_STEPS = {"all-ops": step_all_ops, "thread-ops": step_thread_ops, "archs": step_archs, "long": step_long,
                "quick": step_quick, "stock": step_stock, "release": step_release, "packages": step_packages,
                "all-vendor": vendor.check_all, "rknn-vendor": vendor_rknn.check, "direct": direct.check}
 
-# Left out of `make test-all`: what another step has all cases of, and what takes a licence to accept.
+# Left out of `make test-all`: steps whose cases another step includes, and steps that need a licence to be accepted.
 PARTS_OF_OTHERS = ["ops", "vendor", "rknn-vendor", "quick", "packages"]
 
 
 def build_beside(background):
-    """Starts to compile llama.cpp beside the Rust tests: one crate, and some tests, keep one core busy for minutes."""
+    """Starts to compile llama.cpp at the same time as the Rust tests: one crate, and some tests, keep one core busy for
+    minutes."""
     try:
-        # Not in the background, because other steps fetch as well.
+        # In the foreground, because other steps fetch files as well.
         fetch.tools()
         fetch.llama()
     except (Problem, OSError):
-        # The step fails with it.
+        # Ignored here: the step that needs llama.cpp fails with the same error.
         return None
     return background.submit(build.static)
 

@@ -6,15 +6,14 @@ Usage: vendor.py run ARCH PROGRAM [ARGUMENT...]   ARCH: v68 v69 v73 v75 v79 v81;
 `make vendor` runs the checks below, `make test` the self-test of each architecture.
 
 LOOP_RULES   strict rules, a comma list: interrupt=N and restart=N (signals in N long calls), map-failed=N (the N-th
-             mapping of shared memory), votes (no power for the matrix unit), window=BYTES (what the DSP can map),
-             vtcm-held=MS (another holds VTCM), any-length (mappings need not be whole pages), dma-stuck (a copy
-             of the DMA engine never finishes), workers=N (the DSP's system starts N threads beside FastRPC's own),
-             blacklist=NAME (the DSP's loader refuses a library that imports it), no-weak (it refuses one with a weak
-             import that is missing), no-priority (the DSP's system cannot lower the priority of who has VTCM),
-             vanish (a mapping goes with the call in which the DSP unmapped it), late-unmap (what is unmapped takes
-             room until a call ends), unmap-failed=N (the N-th request to unmap fails), no-hmx (the matrix unit's lock
-             is refused), vtcm=BYTES
-LOOP_STACK   bytes of a FastRPC thread's stack, in place of what libcdsprpc asked for
+             mapping of shared memory), votes (no power for the matrix unit), window=BYTES (how much the DSP can map),
+             vtcm-held=MS (another process holds VTCM), any-length (mappings need not be whole pages), dma-stuck (a copy of the
+             DMA engine never finishes), workers=N (the DSP's system starts N threads in addition to FastRPC's), blacklist=NAME
+             (the DSP's loader refuses a library that imports it), no-weak (it refuses one with a weak import that is missing),
+             no-priority (the DSP's system cannot lower the priority of VTCM's holder), vanish (a mapping goes with the call in
+             which the DSP unmapped it), late-unmap (unmapped memory needs room until a call ends), unmap-failed=N (the N-th
+             request to unmap fails), no-hmx (the matrix unit's lock is refused), vtcm=BYTES
+LOOP_STACK   bytes of a FastRPC thread's stack, in place of the size that libcdsprpc requests
 LOOP_LOG=1   a line for each request
 """
 
@@ -44,18 +43,18 @@ PROMPT = "Once upon a time"
 TOKENS = 16
 
 
-# The architectures that are run, and how many of upstream's cases at least are computed on each.
+# The architectures that are run, and how many of upstream's cases must be computed on each.
 ARCHS = {"v68": 200, "v69": 200, "v73": 200, "v75": 600, "v79": 200, "v81": 200}
 MAIN = "v75"
 
-# Those whose libraries store qfloat values.
+# Architectures whose libraries store qfloat values.
 STORING = ("v68", "v69")
 
-# The qfloat library of V73, which is used where the first one's process dies: its chip, how to get there, and cases.
+# V73's qfloat library, which is used if the first library's process dies: its chip, the rule that makes it die, and cases.
 FALLBACK = "v73q"
 FALLBACK_ARCH, FALLBACK_ENV, FALLBACK_CASES = "v73", {"LOOP_RULES": "no-ieee"}, 200
 
-# The libraries of an architecture that has another one for when the first one's process dies.
+# Architectures with a second library, which is used if the first one's process dies.
 LIBRARIES = {"v73": ["v73", FALLBACK]}
 
 
@@ -80,7 +79,7 @@ def said(line):
 
 
 def votes(follow, option, corners, awake):
-    """The pattern of what the emulated system wrote about the vote for clocks."""
+    """The pattern of the emulated system's log line about the vote for clocks."""
     text = f"clocks: follow {follow}, option {option}, core {corners}, bus {corners}, awake {awake}"
     return rf"(.|\n)*{re.escape(text)}"
 
@@ -107,17 +106,17 @@ RULES = [
     Rule("VTCM held for long", {"LOOP_RULES": "vtcm-held=600000"}, REFUSED),
     Rule("window of one page", {"LOOP_RULES": "window=4096"}, REFUSED + ".*fastrpc_mmap"),
     Rule("window that is full later", {"LOOP_RULES": "window=700000"}, REFUSED + ".*fastrpc_mmap"),
-    # It makes libcdsprpc's allocator ready once more, and asks again.
+    # libcdsprpc's allocator is then initialized again and asked a second time.
     Rule("MAP_FAILED for the first allocation", {"LOOP_RULES": "map-failed=1"}, PASSED),
     Rule("MAP_FAILED for a buffer", {"LOOP_RULES": "map-failed=4"}, REFUSED + "rpcmem_alloc gave no memory"),
     Rule("no power for the matrix unit", {"LOOP_RULES": "votes"}, PASSED + said("vote refused: matrix unit 80000414")),
     Rule("64 KiB of stack", {"LOOP_STACK": "65536"}, REFUSED + ".*too small a stack" + said("too little stack: bytes")),
-    # The DSP gives up after a number of polls, which take an emulator on a busy machine longer than 30 s.
+    # The DSP gives up after a number of polls, which can take an emulator on a busy machine more than 30 s.
     Rule("DMA engine that hangs", {"LOOP_RULES": "dma-stuck", "GGML_RUST_NPU_TIMEOUT": "150"},
          REFUSED + r".*DMA engine \(4\): a copy did not finish"),
     Rule("no worker thread", {"LOOP_RULES": "workers=0"}, rf"1 HVX thread(.|\n)*{PASSED}" + FEWER.format(1)),
     Rule("one worker thread of three", {"LOOP_RULES": "workers=1"}, rf"2 HVX thread(.|\n)*{PASSED}" + FEWER.format(2)),
-    # A worker that begins late, on a busy machine, becomes the matrix unit's thread instead.
+    # On a busy machine a worker that starts late becomes the matrix unit's thread instead.
     Rule("no thread for the matrix unit", {"LOOP_RULES": "workers=3"},
          rf"4 HVX thread(.|\n)*{PASSED}" + said("no thread for the matrix unit: threads 0")
          + rf"|3 HVX thread(.|\n)*{PASSED}" + FEWER.format(3)),
@@ -169,7 +168,7 @@ class Loop:
     """The parts together."""
 
     def __init__(self, host, libraries):
-        # The host's side takes longest to build, so it comes after all that may be missing.
+        # The host's side takes longest to build, so the parts that may be missing are checked first.
         self.process = vendor_parts.dsp_process()
         self.emulator = vendor_parts.emulator()
         self.host = host()
@@ -181,9 +180,10 @@ class Loop:
         folders = [str(vendor_parts.dsp_library(name)) for name in self.libraries.get(arch, [arch])]
         if self.host.plugin:
             settings["GGML_BACKEND_PATH"] = str(self.host.plugin)
-        # The bits of activations are not left to the speed of an emulator.
+        # The number of bits of activations is fixed, so that it does not depend on the emulator's speed.
         settings = {"GGML_RUST_NPU_HEX_ACT": "16"} | settings
-        # Strict: a qfloat value that is copied or stored becomes NaN. The libraries for V68 and V69 store them, with all bits.
+        # In strict mode, a qfloat value that is copied or stored becomes NaN. The libraries for V68 and V69 store qfloat
+        # values, with all bits.
         qfloat = "rounded" if arch in STORING else "strict"
         return cpu_env(HVX_QFLOAT=qfloat, LOOP_QEMU=str(self.emulator), LOOP_LOADER=str(self.process),
                        LOOP_ARCH=f"0x{arch[1:]}", DSP_LIBRARY_PATH=";".join(folders),
@@ -230,15 +230,15 @@ def self_test(tally, loop, name, arch, pattern=PASSED, **settings):
     print(f"   {name}: deepest stack {used} of {stack} bytes", flush=True)
 
 
-# Cases above this many elements or products take the emulator too long.
+# Cases with more elements or products than this take the emulator too long.
 MAX_ELEMENTS = 1 << 17
 MAX_PRODUCTS = 1 << 22
 
-# An argument has at most 128 KiB.
+# An argument of a program may have at most 128 KiB.
 CASES_OF_A_RUN = 200
 TIMEOUT_OPS_S = 1800
 
-# A large case, or a token, takes an emulator on a busy machine longer than the backend waits for a device.
+# On a busy machine, an emulator needs longer for a large case, or a token, than the backend waits by default.
 PATIENT = {"GGML_RUST_NPU_TIMEOUT": "300"}
 
 
@@ -251,7 +251,7 @@ def cost(parameters):
 
 
 def supported_cases(loop, arch, **settings):
-    """The cases that the device claims, by operation, without those that take the emulator too long."""
+    """The cases that the device claims, by operation, without those that are too slow for the emulator."""
     done = loop.run(arch, "test-backend-ops", "support", "-b", HEXAGON_DEVICE, "--output", "csv", **settings)
     by_operation = {}
     for operation, parameters in cases.claimed(done.out):
@@ -333,7 +333,7 @@ def self_tests(tally, loop):
 
 def check_short(tally):
     """The self-test of each architecture."""
-    # No library is there that a second attempt could use: a first one that fails must show.
+    # No second library, so that a first one that fails is noticed.
     loop = unless_missing(tally, "loop", Loop, vendor_parts.tool_host, {})
     if loop:
         self_tests(tally, loop)

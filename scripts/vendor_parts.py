@@ -25,13 +25,13 @@ from project import LOGS, ROOT, TARGET, Problem, cpu_env, locked, run, say
 VENDOR = TARGET / "vendor"
 SOURCE = ROOT / "tests" / "vendor" / "hexagon"
 
-# Debian's packages of qualcomm/fastrpc, and the libraries that they need. apt checks the files against the archive's
-# signature; the bytes of these are pinned, too, because the loop tests them.
+# Debian's packages of qualcomm/fastrpc, and the libraries that they need. apt checks their signatures; the bytes of these
+# packages are pinned as well, because the loop tests them.
 FASTRPC_PINNED = {
     "libfastrpc1": ("1.0.8-1", "6278e21ec7b4f4358bfba16a61512ff0bb06e95b4ef900acb9f2e96e03772a40"),
     "libfastrpc-dev": ("1.0.8-1", "28b16f1eba46c4f0fd01ff70976c4b5242d82275cb337c2ac2480a6d6f059403"),
 }
-# Debian's llama.cpp, and upstream's tests in it.
+# Debian's llama.cpp package, with upstream's tests.
 PROGRAMS_PINNED = {
     **stock.DEBIAN_ARM64_PINNED,
     "llama.cpp-tests": ("1:0.7.0+dfsg-2", "f1aa89f270739f50adb152203237fda22a42bff4feae0d43b34ce7c73487dd38"),
@@ -44,13 +44,13 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 
 
 class Host(NamedTuple):
-    """The side of libcdsprpc: an arm64 system of Debian's packages under qemu-aarch64, and what is ours in it."""
+    """The side of libcdsprpc: an arm64 system of Debian's packages under qemu-aarch64, with our files in it."""
 
     root: Path
-    # Preloaded into each program.
+    # The library that is preloaded into each program.
     kernel: Path
     tool: Path
-    # None where no program of Debian's is run.
+    # None if no program of Debian's is run.
     plugin: Path = None
 
     @property
@@ -60,10 +60,10 @@ class Host(NamedTuple):
     @property
     def runner(self):
         """Emulator and options before a program."""
-        # No SVE, with which the CPU backend of Debian's ggml 0.27.0 computes attention with heads of 40 wrong (error of
-        # 0.015, limit 0.0005): it is what upstream's cases compare with. Measured under QEMU, 2026-11-28.
+        # A processor without SVE: with SVE, the CPU backend of Debian's ggml 0.27.0, with which upstream's cases compare,
+        # computes attention with heads of 40 wrong (error of 0.015, limit 0.0005). Measured under QEMU, 2026-11-28.
         cpu = ["-cpu", aarch64.COUNT_CPU]
-        # Set for the program alone: this machine's loader must not see the other processor's libraries.
+        # Set for the emulated program only, because this machine's loader must not see libraries of the other processor.
         return [aarch64.qemu(), *cpu, "-L", self.root, "-E", f"LD_PRELOAD={self.kernel}"]
 
     @property
@@ -127,7 +127,7 @@ def emulator():
         raise Missing("HEXAGON_QEMU names no qemu-hexagon with HVX floating point")
     say("building qemu-hexagon with HVX floating point (minutes when it is new)")
     try:
-        # It leaves a program alone that was built from the same files.
+        # A program that was already built from the same files is kept.
         with locked(program):
             run([script, folder], LOGS / "vendor-qemu.log")
     except Problem as problem:

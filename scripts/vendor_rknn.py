@@ -40,7 +40,7 @@ def cargo(task, *args):
 
 
 def loop():
-    """Builds what lies around librknnrt: the file that is both its kernel and the bridge to it."""
+    """Builds the library around librknnrt, which is both its emulated kernel and the bridge to it."""
     say(f"building tests/vendor/rockchip for {aarch64.RUST_TARGET}")
     run(cargo("build"), LOGS / "vendor-rknn-build.log", aarch64.cargo_env(), ROOT)
     folder = Path(os.environ.get("CARGO_TARGET_DIR", TARGET))
@@ -76,7 +76,7 @@ def check(tally):
            "NPU_TEST_MODEL": str(fetched(SMOLLM2))}
     log = LOGS / "vendor-rknn.log"
     with open(log, "wb") as out:
-        # One test at a time: the NPU serves one process, and the numbers in the log stay together.
+        # One test at a time, because the NPU serves one process, and so that each test's numbers stay together in the log.
         code = subprocess.run(cargo("test", "--tests", "--no-fail-fast", "--", "--include-ignored", "--nocapture",
                                     "--test-threads=1", "--skip=ten_thousand"),
                               cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out,
@@ -88,7 +88,7 @@ def check(tally):
     where = f"see target/logs/{log.name}"
     if failed or code != 0:
         tally.fail("vendor rknn", f"{failed} tests failed, code {code}, {where}")
-    # The tests above the library are in separate files, after the unit tests of the loop.
+    # The loop's unit tests come first, then the tests above the library, which are in separate files.
     above = sum(int(result[0]) for result in results[1:])
     tally.check(above >= MIN_TESTS, "vendor rknn, tests above the library",
                 f"{above} passed, at least {MIN_TESTS} are there, {where}")

@@ -21,10 +21,10 @@ from project import LOGS, Problem
 
 VOCABULARIES = project.llama_source() / "models"
 
-# The standard deviation of logits.
+# The standard deviation of the logits.
 LOGITS = 3.0
-# Random numbers of a matrix before they repeat. It is a prime and more than any vocabulary has tokens, so that each row
-# begins at another number of them.
+# How many random numbers a matrix has before they repeat. A prime that is larger than any vocabulary, so that each row begins
+# at another one.
 PERIOD = 262_147
 
 
@@ -36,10 +36,10 @@ class Recipe(NamedTuple):
     kind: str
 
 
-# Most have a vocabulary of their family. These have another one, because the tree has no vocabulary of their family:
-# - lfm2 and lfm2moe: llama-bpe. llama.cpp cuts text for LFM2 by the same rule.
-# - gpt-oss: llama-bpe, which also consists of pairs of bytes.
-# - granitehybrid: refact, a small one for code and text. So has gemma4small, a small file.
+# Most models use a vocabulary of their family. The tree has none for the following, which use another one:
+# - lfm2 and lfm2moe: llama-bpe. llama.cpp splits text for LFM2 by the same rule.
+# - gpt-oss: llama-bpe, which is also a vocabulary of byte pairs.
+# - granitehybrid: refact, a small one for code and text. gemma4small also has a small one, to keep the file small.
 RECIPES = {
     "qwen35": Recipe("qwen35-dense", "qwen35", "Q4_K_M"),
     "qwen35moe": Recipe("qwen35moe-moe", "qwen35", "Q4_K_M"),
@@ -47,7 +47,7 @@ RECIPES = {
     "gemma4": Recipe("gemma4-dense", "gemma-4", "Q4_K_M"),
     "gemma4small": Recipe("gemma4-dense", "refact", "Q8_0"),
     "gemma4moe": Recipe("gemma4-moe", "gemma-4", "Q8_0"),
-    # Experts are in MXFP4, as they are published.
+    # Experts are in MXFP4, as in the published files.
     "gpt-oss": Recipe("gpt-oss-moe", "llama-bpe", "MXFP4_MOE"),
     "lfm2": Recipe("lfm2-dense", "llama-bpe", "Q4_K_M"),
     "lfm2moe": Recipe("lfm2moe-moe", "llama-bpe", "Q8_0"),
@@ -78,7 +78,7 @@ def n_tokens(vocabulary):
 
 
 def normal(name, shape, deviation):
-    """Returns a matrix of random numbers in FP16 as `write` takes it. The numbers depend on the name only."""
+    """Returns a matrix of random numbers in FP16 in the form that `write` accepts. The numbers depend on the name only."""
     random = Random(name)
     period = struct.pack(f"<{PERIOD}e", *(random.gauss(0, deviation) for _ in range(PERIOD)))
     size = 2 * math.prod(shape)
@@ -86,7 +86,7 @@ def normal(name, shape, deviation):
 
 
 def norm(name, size, mean=1.0):
-    """Returns the weights of a norm as `write` takes them."""
+    """Returns the weights of a norm in the form that `write` accepts."""
     random = Random(name)
     return (size,), [random.gauss(mean, 0.1 * mean) for _ in range(size)]
 
@@ -94,7 +94,7 @@ def norm(name, size, mean=1.0):
 def equipped(file, vocabulary, folder):
     """Returns the entries and tensors of a model of `test-llama-archs` with a vocabulary."""
     architecture = file.rpartition("-")[0]
-    # The name is a regular expression; all models that match are written, dense and with experts.
+    # The name is a regular expression; all models that match are written, both dense and with experts.
     project.run([project.binary("test-llama-archs"), "-s", "1", "-o", folder, "-a", f"^{architecture}$"],
                 LOGS / "vocabularies.log", project.cpu_env())
     path = folder / f"{file}.gguf"
@@ -126,7 +126,7 @@ def gemma4(file, vocabulary):
     """
     has_experts = file.endswith("moe")
     embedding, inner, heads, caches, experts = 256, 512, 2, 1, 4
-    # Whether each layer has a sliding window. Layers starting with number `shared` have no cache.
+    # Whether each layer has a sliding window. Layers from number `shared` on have no cache.
     windows = [True, True, True, False, True, False]
     shared = 6 if has_experts else 4
     of_layer = 0 if has_experts else 64
@@ -142,10 +142,11 @@ def gemma4(file, vocabulary):
         "rope.freq_base_swa": 1e4, "rope.dimension_count": long, "rope.dimension_count_swa": short,
     }
     if has_experts:
-        # All are used, as in models of test-llama-archs, because another choice after a near tie changes all that follows.
+        # Every expert is used, as in test-llama-archs, because after a near tie a different choice would change everything that
+        # follows.
         sizes |= {"expert_count": experts, "expert_used_count": experts, "expert_feed_forward_length": inner // 2}
     entries = {"general.architecture": "gemma4"} | {f"gemma4.{key}": size for key, size in sizes.items()} | vocabulary
-    # The embedding is also the output.
+    # The embedding is used as the output, too.
     tensors = {"token_embd.weight": normal("token_embd", (embedding, count), LOGITS / embedding ** 0.5),
                "output_norm.weight": norm("output_norm", embedding),
                "rope_freqs.weight": ((long // 2,), [1.0] * (long // 8) + [1e30] * (long // 2 - long // 8))}
@@ -164,10 +165,11 @@ def gemma4(file, vocabulary):
         at, head = f"blk.{layer}.", short if window else long
         for name in ("attn_norm", "ffn_norm"):
             vector(at + name, embedding)
-        # Layers add more than the embedding, because each token would follow itself otherwise.
+        # Layers add more than the embedding does, because otherwise each token would be followed by itself.
         for name in ("post_attention_norm", "post_ffw_norm"):
             vector(at + name, embedding, 4.0)
-        # Gemma 4 does not divide scores by the root of a head's length; its norms do that. Scores deviate by 2.
+        # Gemma 4 does not divide scores by the root of the head's length, because its norms do. With this factor, scores have a
+        # standard deviation of 2.
         vector(f"{at}attn_q_norm", head, (2 / head ** 0.5) ** 0.5)
         matrix(f"{at}attn_q", embedding, head * heads)
         matrix(f"{at}attn_output", head * heads, embedding)

@@ -3,7 +3,7 @@
 
 Usage: wholes.py [--update] [MODEL...]    those of `shapes` and `encoders`, or those that are named
 
-Compares with hexagon-ops/tests/models.txt: no workload of a model may take more than 1 % more packets than its row says.
+Compares with hexagon-ops/tests/models.txt: no workload of a model may need over 1 % more packets than in its row.
 --update writes the rows of the models that it counts, and docs/results/models.md.
 """
 
@@ -30,7 +30,7 @@ HEAD = """\
 # sequences: a token of each of 8 sequences of 1,024 cells; picture: one of 512 x 512 pixels; speech: 30 seconds.
 """
 
-# Sums of no commands.
+# The sums of an empty list of commands.
 NOTHING = (0, 0, 0, 0)
 
 

@@ -12,8 +12,8 @@ from project import LLAMA_VERSION, ROOT, main_with
 PAGE = ROOT / "docs" / "results" / "models.md"
 THREADS = 4
 
-# A kind of work, and the operations of nodes that are part of it. A command of several operations is of the kind of its
-# first. ADD and the gated units are with the products, of which this project's commands make them a part.
+# A kind of work, and the operations that belong to it. A command that combines several operations is counted as its first one.
+# ADD and gated units are counted with the products, because this project's commands combine them.
 PRODUCTS = "products, gates and sums"
 KINDS = {
     PRODUCTS: ("MUL_MAT", "MUL_MAT_ID", "ADD", "ADD_ID", "SWIGLU", "SWIGLU_OAI", "GEGLU", "GEGLU_ERF", "GEGLU_QUICK", "GELU",
@@ -30,7 +30,7 @@ class Rates(NamedTuple):
     """Rates that a model's time is reckoned with."""
 
     name: str
-    # Packets of a thread in a microsecond, GB/s of memory, and whether the matrix unit works beside the threads.
+    # Packets of a thread in a microsecond, GB/s of memory, and whether the matrix unit runs at the same time as the threads.
     packets: float
     memory: float
     beside: bool
@@ -40,28 +40,28 @@ class Rates(NamedTuple):
 MATRIX_GFLOPS = 12030
 NOMINAL = Rates("nominal", 1100, 60, True)
 PUBLISHED = ROOT / "docs" / "results" / "published.txt"
-# Of a workload whose speed is told in tokens/s.
+# Workloads whose speed is given in tokens/s.
 TOKENS = {"prompt": 512, "token": 1, "sequences": 8}
 HEAD = """# Whole models
 
-Packets that real models take on one thread of a Hexagon V73, this project's and those of llama.cpp's own backend,
+Packets that real models need on one thread of a Hexagon V73, with this project and with llama.cpp's own backend,
 ggml-hexagon ({peer}). Rung of evidence: 3, an emulator.
 
-- `scripts/shapes.py` has each model's dimensions; weights are holes. llama.cpp {llama} builds the graphs, with fusion, for a
-  simulated device that records its commands, and `qemu-hexagon` executes these lists with the DSP's code
+- `scripts/shapes.py` makes files with each model's dimensions and without weights. llama.cpp {llama} builds the graphs, with
+  fusion, for a simulated device that records its commands, and `qemu-hexagon` executes these lists with the DSP's code
   (`scripts/replay.py`). `make models` counts and compares with `hexagon-ops/tests/models.txt`.
-- ggml-hexagon is counted at the same graphs' nodes by `make peer`: each distinct node alone, with its own host code's choice of
-  kernels, its dispatcher, and RMS_NORM with MUL as one. Products of the same activations are counted one by one, although it
-  can combine two or three of them, and so are sums after products.
-- prompt: 512 tokens in one ubatch. token: one token, 1,024 cells. sequences: one token of each of 8 sequences, which have 1,024
-  cells each. Layers repeat: a file with one period of layers and one with two are counted, and the difference is taken as
-  often as the model has more.
-- Not in it: stalls, latency of gathers, time of the matrix unit and of the DMA engine, barriers between threads, the host.
-  Instructions of the matrix unit count as packets, copies of the DMA engine are free on both sides.
-- Embeddings are looked up by the CPU in both. Weights are Q4_0 with the embedding in Q6_K; gpt-oss has MXFP4 experts and Q8_0,
-  MiniLM Q8_0.
-- SigLIP-base and Whisper-base (`scripts/encoders.py`, weights in F16) are computed by Debian's llama.cpp and whisper.cpp.
-  picture: one of 512 × 512 pixels for SmolVLM-256M. speech: 30 seconds, with the decoder's keys and values.
+- `make peer` counts ggml-hexagon for the nodes of the same graphs. It runs each distinct node alone, through ggml-hexagon's
+  dispatcher, with the kernels that its host code chooses. RMS_NORM with MUL is one node. ggml-hexagon can combine two or three
+  products of the same activations, and sums with products; these are counted one by one.
+- Workloads: *prompt* is 512 tokens in one ubatch, *token* one token with 1,024 cells in the cache, and *sequences* one token of
+  each of 8 sequences with 1,024 cells each. Layers repeat, so files with one and with two periods of layers are counted, and
+  the difference is added for each further period of the model.
+- The packets do not include stalls, the latency of gathers, the time of the matrix unit and of the DMA engine, barriers between
+  threads, and the host. Instructions of the matrix unit count as packets; copies of the DMA engine are free on both sides.
+- With both backends the CPU looks up embeddings. Weights are Q4_0 with the embedding in Q6_K. gpt-oss has experts in MXFP4 and
+  other weights in Q8_0; MiniLM has Q8_0.
+- Debian's llama.cpp and whisper.cpp compute SigLIP-base and Whisper-base (`scripts/encoders.py`, weights in F16). *picture* is
+  one of 512 × 512 pixels for SmolVLM-256M, *speech* 30 seconds, with the decoder's keys and values.
 
 ## Totals
 
@@ -75,14 +75,17 @@ that ggml-hexagon leaves to the CPU.
 SPEED = """
 ## Modelled tokens/s
 
-Four threads; a step takes the longest of packets, copied bytes and multiplications ({matrix:.2f} TFLOPS). Where the matrix
-unit is not taken to work beside the threads, it takes the sum of packets and multiplications.
-*Nominal*: {nominal} packets in a µs and
-thread, {memory} GB/s. *Fitted*: rates with which ggml-hexagon's counted packets give its published speeds.
-These are {prompt} packets in
-a µs and thread for prompts, the lower one without overlap; {token} for generation, with 31 to 60 GB/s. Predictions are bands
-and not measurements. *Published* are figures of ggml-hexagon on a V73, by others: where its own prediction misses them, this
-project's may miss as much.
+The model has four threads. The time of a step is the largest of the times for its packets, its copied bytes and its
+multiplications ({matrix:.2f} TFLOPS). Some fitted rates assume that the matrix unit does not work at the same time as the
+threads; the times for packets and multiplications are then added.
+
+- *Nominal* rates are {nominal} packets in a µs and thread, and {memory} GB/s.
+- *Fitted* rates are those with which ggml-hexagon's counted packets give its published speeds. For prompts these are
+  {prompt} packets in a µs and thread, the lower one without overlap. For generation they are {token}, with 31 to 60 GB/s.
+- *Published* speeds of ggml-hexagon on a V73 are from others. Where the prediction for ggml-hexagon differs from them, the one
+  for this project may differ as much.
+
+Predictions are ranges and not measurements.
 
 | model | prompt: nominal | fitted | theirs, fitted | published | token: nominal | fitted | theirs, fitted | published |
 |---|---:|---:|---:|---:|---:|---:|---:|---:|
@@ -177,7 +180,7 @@ def seconds(rates, workload, packets, kib, macs_millions):
     """Returns the time of a workload."""
     vector = packets / (rates.packets * THREADS)
     memory = kib * 1024 / (rates.memory * 1e3)
-    # A token's products are dot products of the vector threads.
+    # For single tokens, products are dot products of the vector threads.
     matrix = 0 if workload in ("token", "sequences") else 2 * macs_millions * 1e6 / (MATRIX_GFLOPS * 1e3)
     return (max(vector, memory, matrix) if rates.beside else max(vector + matrix, memory)) / 1e6
 

@@ -13,19 +13,19 @@ from tables.page import Page, Table, number
 FOLDER = runs.FOLDER / "answers"
 PROMPTS = runs.ROOT / "scripts" / "tables"
 PROMPT = PROMPTS / "answers.txt"
-# Examples whose steps have an empty line between them, which beam search needs.
+# Examples whose steps are separated by an empty line, as beam search needs.
 STEPS = PROMPTS / "steps.txt"
-# Problems of each set, most tokens of a solution, and its name.
+# For each set of problems: its name, and the longest solution in tokens.
 SETS = {"svamp": ("SVAMP", 96), "gsm8k": ("GSM8K", 160)}
 PROBLEMS, SAMPLES, GREEDY, GREEDY_TOKENS = 100, 16, 20, 48
-# Of beam search: problems of SVAMP, numbers of beams, samples of a step of which one goes on, most tokens of a solution.
+# For beam search: problems of SVAMP, numbers of beams, samples of a step of which one continues, longest solution in tokens.
 BEAM_PROBLEMS, BEAMS, WIDTH, BEAM_TOKENS = 30, [4, 16], 4, 128
-# Problems that run at the same time, so that a few long samples do not leave the others' slots empty.
+# Several problems run at the same time, so that slots do not stay empty while a few long samples finish.
 AT_ONCE = 4
-# Cells of the cache, for the samples that run at the same time and their prompts.
+# The number of cache cells for all samples that run at the same time, and their prompts.
 CONTEXT = 16384
 CHIP = "hexagon-v75"
-# Tokens of the examples and a question, for the model of costs.
+# The number of tokens of the examples and a question, for the cost model.
 PROMPT_TOKENS = 350
 METHODS = ["pass", "majority", "majority-logprob", "majority-score", "best-of-n", "best-of-n-logprob"]
 SHAPE = next(shape for shape in cost.SHAPES if shape.name == "Qwen2.5-0.5B")

@@ -1,4 +1,4 @@
-"""llama-batched-bench on the simulated V75, beside the model of scripts/tables/cost.py."""
+"""llama-batched-bench on the simulated V75, compared with the model of scripts/tables/cost.py."""
 
 import batch
 import models
@@ -16,7 +16,7 @@ def write():
     for sequences in batch.SEQUENCES:
         commands, packets, weight_bytes, products = kept.get(f"{sequences} sequences",
                                                              lambda n=sequences: batch.step(model, CHIP, n))
-        # llama.cpp rounds the cells of a cache up to 256; each sequence has its own.
+        # llama.cpp rounds a cache's cells up to 256, and each sequence has a separate cache.
         step = cost.step(shape, sequences, 256, down="q4_0")
         rows.append([str(sequences), number(commands, 0), str(step["commands"]), number(weight_bytes / 1e6),
                      number(step["weight_bytes"] / 1e6), number(products, 0), number(step["tile_products"], 0),

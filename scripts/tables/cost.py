@@ -1,4 +1,4 @@
-"""What `ggml-npu model` reckons for the models that papers print, whose files it needs no weights of."""
+"""What `ggml-npu model` computes for models that papers use; their files' weights are not needed."""
 
 import json
 from typing import NamedTuple

@@ -1,4 +1,5 @@
-"""MMLU-STEM by llama-perplexity: each question followed by each of its answers, of which the likeliest is the model's."""
+"""MMLU-STEM by llama-perplexity: each question is followed by each of its answers, and the likeliest one is the model's
+choice."""
 
 import json
 import re
@@ -13,8 +14,8 @@ from tables import runs
 
 QUESTIONS = 300
 ANSWERS = 4
-# Sequences at the same time: the four answers of each of four questions. llama-perplexity has the logits of all tokens of a
-# context in memory, and multiplies the context by the sequences.
+# The number of sequences at the same time: four answers for each of four questions. llama-perplexity keeps the logits of all
+# tokens of a context in memory, and multiplies the context by the number of sequences.
 SEQUENCES, CONTEXT = 16, 2048
 
 
@@ -36,7 +37,7 @@ def encoded(asked):
     for question in asked:
         labels = [int(i == question["answer"]) for i in range(ANSWERS)]
         answers = struct.pack("<I", ANSWERS) + b"".join(map(text, question["choices"])) + struct.pack(f"<{ANSWERS}i", *labels)
-        # Followed by answers of which several are right: none.
+        # The format has a second list, for questions with several right answers. It is empty here.
         parts.append(text(f"Question: {question['question']}\nAnswer:") + answers + struct.pack("<I", 0))
     places, at = [], 4 + 4 * len(parts)
     for part in parts:
@@ -54,7 +55,7 @@ def right(model, env, *args):
     log = LOGS / "results-mmlu.log"
     run([project.binary("llama-perplexity"), "-m", model, "--multiple-choice", "-bf", file, "-c", CONTEXT // SEQUENCES, "-b",
          CONTEXT, "-ub", 512, "-np", SEQUENCES, "-kvu", "-t", JOBS, "-fit", "off", *args], log, env=env)
-    # The number of a question, and percent of the questions so far.
+    # Each line has the number of a question, and the percentage so far.
     percents = re.findall(r"^(\d+)\t(\d+\.\d+)$", log.read_text(encoding="utf-8", errors="replace"), re.M)
     if len(percents) != len(asked):
         raise Problem(f"llama-perplexity answered {len(percents)} of {len(asked)} questions; see target/logs/{log.name}")

@@ -4,14 +4,14 @@ import figures
 import peer_operations
 from tables.page import Page, Table, number
 
-# Positions, and query rows, of the softmax ablation in the EuroSys'26 paper.
+# The numbers of positions and of query rows in the EuroSys'26 paper's softmax ablation.
 KEYS = [1024, 4096, 16384]
 QUERIES = [1, 4, 16]
-# Positions of the counted attentions and of the rows that the softmax kernels were counted on.
+# The number of positions in the counted attentions and softmax rows.
 COUNTED = 1024
 ARCHS = {"v73": "V73, V75 (IEEE)", "v79": "V79 (qfloat)"}
 
-# ggml-hexagon's dequantizer of ggml 0.26.0, packets for a tile on V73 and V79.
+# Packets for a tile of ggml-hexagon's dequantizer, ggml 0.26.0, on V73 and V79.
 # SOURCE: counted in the same emulator, compiled by clang 22, 2026-11-22.
 GGML_HEXAGON_DEQUANTIZE = {"v73": 55.3, "v79": 55.3}
 
@@ -86,7 +86,7 @@ def attention(counted):
         cells = [name, str(dims), str(queries)]
         for arch in ARCHS:
             whole = counted[arch, f"whole_attention_f16_h{dims}_{heads}_r{queries}"]
-            # Exponentials and sums of the scores of one query head at one position.
+            # For one query head: exponentials and sums of the scores of all its rows at one position.
             scores = counted[arch, "soft_max_inner"] / COUNTED * queries
             cells += [number(whole), number(scores), f"{scores / whole:.0%}".replace("%", " %")]
         rows.append(cells)

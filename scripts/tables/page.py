@@ -1,4 +1,4 @@
-"""A page of docs/results/tables: what was done, with which command, what it cannot show, and its tables."""
+"""A page of docs/results/tables: the experiment, its command, its limits, and its tables."""
 
 import datetime
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class Table(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page. `limits` are whole sentences about what its numbers cannot show."""
+    """A page. `limits` are whole sentences about the limits of its numbers."""
 
     title: str
     text: str
@@ -40,7 +40,7 @@ class Page(NamedTuple):
 
 
 def wrapped(part, width=100):
-    """A paragraph in lines of at most `width` characters; headings, tables and code stay as they are."""
+    """A paragraph in lines of at most `width` characters; headings, tables and code are unchanged."""
     if part.startswith(("#", "|", "```", "- ")) and "\n\n" not in part:
         return part
     paragraphs = []

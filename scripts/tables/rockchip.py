@@ -1,4 +1,4 @@
-"""What INT8 and INT4 of the Rockchip NPU cost: scales for tensors and for rows, rotated or not."""
+"""The accuracy that INT8 and INT4 of the Rockchip NPU cost: scales for tensors and for rows, rotated or not."""
 
 import fetch
 import models
@@ -8,7 +8,7 @@ from tables.page import Page, Table, number
 
 MODELS = {"SmolLM2-135M-Instruct": lambda: fetch.fetched(fetch.SMOLLM2), "gemma-3-270m": fetch.gemma,
           "Qwen2.5-Coder-0.5B-Instruct": fetch.qwen_coder, "TinyLlama-1.1B-Chat": fetch.tinyllama}
-# Models that also have the weights alone rounded, in numpy.
+# Models for which the rounding of weights alone is also computed, in numpy.
 ROUNDED = ["SmolLM2-135M-Instruct"]
 CHIP = "rk3588"
 KINDS = ["F16", "Q8_0", "Q4_0"]
@@ -48,7 +48,7 @@ def weights_alone(kept, name, source):
                 file = f"{name}-int{bits}-{scale}-{words}.gguf"
                 found = kept.perplexity(f"{name}, int{bits}, {scale}, {words}", lambda file=file, rule=rule: runs.made(
                     file, lambda path: rounding.rounded(exact, path, rule)))
-                # As large as the F16 file, and only of use here.
+                # Deleted, because it is as large as the F16 file and not used again.
                 (runs.FILES / file).unlink(missing_ok=True)
                 cells.append(str(found))
             rows.append(cells)

@@ -1,7 +1,7 @@
 """Weights rounded in numpy and stored as F16 again, for rules that no file of llama.cpp has. Needs numpy and gguf.
 
-An F16 file is copied, and the weights of its blocks are overwritten in place; the CPU backend computes with what is left of
-them. Activations stay as they are.
+An F16 file is copied, and the weights of its blocks are overwritten in place; the CPU backend computes with the rounded
+weights. Activations are unchanged.
 """
 
 import shutil
@@ -14,7 +14,7 @@ try:
 except ImportError:
     raise Problem("numpy and gguf are not installed; pip install gguf==0.19.0 numpy") from None
 
-# Elements of a Q4_0 block, and of a rotation.
+# The elements of a Q4_0 block, and the size of a rotation.
 BLOCK = 32
 ROTATION = 64
 
@@ -88,7 +88,7 @@ def salient(importance, share):
 
 
 def keeping(weight, chosen):
-    """Q4_0, but for the chosen inputs, which stay as they are."""
+    """Q4_0 for all inputs except the chosen ones, which are unchanged."""
     return np.where(chosen, weight, q4_0(weight))
 
 

@@ -14,13 +14,13 @@ from project import JOBS, LOGS, ROOT, TARGET, Problem, cpu_env, run
 FOLDER = TARGET / "results"
 FILES = FOLDER / "files"
 CHUNK_TOKENS = 512
-# Chunks of the text that perplexities are of. Statistics are of other chunks, the first of which is this.
+# How many chunks of the text are used for perplexity. Statistics use the chunks after these.
 CHUNKS = int(os.environ.get("RESULTS_CHUNKS", "8"))
 STATISTICS_FROM = 200
-# For a part of a table: models to take, and the most problems.
+# To make a part of a table: the models to use, and the number of problems.
 ONLY = [name for name in os.environ.get("RESULTS_MODELS", "").split(",") if name]
 PROBLEMS = os.environ.get("RESULTS_PROBLEMS")
-# Tests name the tool that they have built.
+# Tests set this variable to the tool that they have built.
 TOOL = Path(os.environ.get("RESULTS_TOOL", ROOT / "target" / "release" / "ggml-npu"))
 
 
@@ -44,7 +44,7 @@ class Result(NamedTuple):
 
 
 class Kept:
-    """What the runs of one page found."""
+    """The results of the runs of one page."""
 
     def __init__(self, page):
         self.file = FOLDER / f"{page}.json"
@@ -73,9 +73,9 @@ class Kept:
 
 
 def perplexity(page, model, env, *args):
-    # Tables may be made side by side, so each has a log of its own.
+    # Several tables may be made at the same time, so each page has a separate log.
     log = LOGS / f"results-{page}-perplexity.log"
-    # llama.cpp may end before the thread that writes its log has written the last lines (its issue 22142).
+    # llama.cpp may exit before its logging thread has written the last lines (its issue 22142).
     for _ in range(3):
         run([project.binary("llama-perplexity"), "-m", model, "-f", fetch.text(), "-c", CHUNK_TOKENS, "-b", CHUNK_TOKENS, "-ub",
              CHUNK_TOKENS, "--chunks", CHUNKS, "-t", JOBS, "-fit", "off", *args], log, env=env)
@@ -92,7 +92,7 @@ def made(name, make):
         FILES.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".part-{name}")
         make(part)
-        # A pack's name follows from its model's.
+        # The name of a pack is derived from its model's.
         pack, final = (each.with_suffix(".groups.npu") for each in (part, path))
         if pack.exists():
             os.replace(pack, final)
@@ -101,7 +101,7 @@ def made(name, make):
 
 
 def statistics(model, name, chunks, text=None):
-    """What the model computes on `chunks` chunks of a text: of the wiki text, chunks that no perplexity is of."""
+    """Statistics of the model on `chunks` chunks of a text; for the wiki text, chunks that are not used for perplexity."""
     begin = [] if text else ["--chunk", STATISTICS_FROM]
     return made(name, lambda path: run(
         [project.binary("llama-imatrix"), "-m", model, "-f", text or fetch.text(), "-o", path, "-c", CHUNK_TOKENS, "-b",

@@ -1,4 +1,4 @@
-"""Why activation-aware scaling works, and what its statistics have to be of."""
+"""Why activation-aware scaling works, and which statistics it needs."""
 
 import fetch
 import models
@@ -30,7 +30,7 @@ def channels(kept, exact, imatrix):
         def make(path):
             rounding.rounded(exact, path, rule)
         result = kept.perplexity(key, lambda: runs.made(name, make))
-        # As large as the F16 file, and only of use here.
+        # Deleted, because it is as large as the F16 file and not used again.
         (runs.FILES / name).unlink(missing_ok=True)
         return result
 

@@ -5,7 +5,7 @@ from tables.page import Page, Table, number
 
 SEQUENCES = [1, 2, 4, 8, 16, 32]
 PROMPTS = [512, 1024, 2048, 4096]
-# Tokens that each sequence has generated after the prompt, which all of them share.
+# How many tokens each sequence has generated after the prompt, which all sequences share.
 OWN = 128
 UBATCH = 512
 CACHE = 4096
@@ -42,7 +42,7 @@ def prefill():
 
 
 def parts():
-    """Shares of a step's work: what bounds it."""
+    """Shares of a step's work, which show the bottleneck."""
     rows = []
     for shape in cost.SHAPES:
         for sequences in 1, 16:

@@ -6,7 +6,7 @@ import figures
 import peer_operations
 from tables.page import Page, Table, number
 
-# What a unit of an operation is, by the start of its name; of others it is the operation.
+# The unit in which an operation is counted, by the start of its name. For others the unit is the operation.
 UNITS = {"mul_mat": "tile", "attention": "position and query head"}
 PARTS = [("mul_mat", "## Products with weights\n\n`mul_mat_T_mM`: weights of type T, K = N = 2048, M rows, with the "
           "preparation of activations. `16_bits`: activations of 16 bits, which devices have where they cost no time; "
