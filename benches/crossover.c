@@ -1,6 +1,6 @@
-// From how many rows on is a multiplication faster on the NPU than on the CPU?
-// Prints both times for M = 1 to 32 and a few sizes of weights, and the
-// GGML_RUST_NPU_MIN_M that follows. Built with tests/e2e/link.
+// Starting with how many rows is a multiplication faster on the NPU than on the
+// CPU? Prints both times for M = 1 to 32 and a few sizes of weights, and the
+// resulting value of GGML_RUST_NPU_MIN_M. Built with tests/e2e/link.
 //
 // usage: crossover [threads]
 
@@ -60,8 +60,8 @@ static ggml_backend_buffer_t put(struct ggml_tensor *weight,
   return buffer;
 }
 
-// Time of one multiplication in microseconds: the least of several, since other
-// work on the CPU only adds to it.
+// The time of one multiplication in microseconds: the shortest of several,
+// because other work on the CPU only makes it longer.
 static double measure(ggml_backend_t backend, ggml_backend_buffer_type_t buft,
                       int64_t k, int64_t n, int64_t m) {
   const struct ggml_init_params params = {
@@ -109,7 +109,7 @@ static void *address_of(ggml_backend_dev_t dev, const char *name) {
   return address;
 }
 
-// The buffer type that a device packs weights in.
+// The buffer type in which a device packs weights.
 static ggml_backend_buffer_type_t packed_of(ggml_backend_dev_t dev) {
   void *address = address_of(dev, "ggml_backend_dev_get_extra_bufts");
   ggml_backend_dev_get_extra_bufts_t get;
@@ -126,7 +126,7 @@ static void set_threads(ggml_backend_t backend, int threads) {
 }
 
 int main(int argc, char **argv) {
-  // Otherwise the CPU would be compared with itself.
+  // With the variable set, the CPU would be compared with itself.
   if (getenv("GGML_RUST_NPU_MIN_M") != NULL) {
     fail("unset GGML_RUST_NPU_MIN_M: it is what is to be found");
   }
@@ -159,7 +159,7 @@ int main(int argc, char **argv) {
       cpu_us[r] += on_cpu;
     }
   }
-  // The smallest M from which on all sizes together are faster on the NPU.
+  // The smallest M from which the NPU is faster for all sizes together.
   int first = N_ROWS;
   while (first > 0 && npu_us[first - 1] < cpu_us[first - 1]) {
     first--;
@@ -168,8 +168,8 @@ int main(int argc, char **argv) {
     printf("the CPU is faster up to M = %d: GGML_RUST_NPU_MIN_M=%d\n",
            (int)ROWS[N_ROWS - 1], (int)ROWS[N_ROWS - 1] + 1);
   } else {
-    // Between two measured M, the CPU has the benefit of the doubt only for the
-    // smaller one.
+    // The crossover is somewhere between two measured M. All M up to the
+    // smaller one go to the CPU.
     const int64_t min_m = first == 0 ? 1 : ROWS[first - 1] + 1;
     printf("GGML_RUST_NPU_MIN_M=%d\n", (int)min_m);
   }

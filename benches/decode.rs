@@ -35,7 +35,7 @@ const KV: usize = KV_HEADS * HEAD;
 /// Cells of the cache.
 const CELLS: usize = 256;
 
-/// Hands out memory of one buffer.
+/// Allocates tensors from the memory of one buffer.
 struct Memory {
     buffer: HexBuffer,
     used: usize,
@@ -102,8 +102,8 @@ impl Model {
     /// `x` times a weight of `n` columns.
     fn product(&mut self, x: Tensor<'static>, n: usize) -> Tensor<'static> {
         let k = x.shape.ne[0];
-        // F32 and small, so that it is not packed: how products are computed costs the host
-        // nothing.
+        // A small F32 weight is not packed. How a product is computed does not change the host's
+        // work.
         let w = self.memory.tensor(DType::F32, [k, n, 1, 1], Role::State);
         let out = self.memory.result([n, 1, 1, 1]);
         self.node(Op::MulMat, out, &[w, x], false);
@@ -129,7 +129,7 @@ impl Model {
         out
     }
 
-    /// A cache of 16 bits, written and as attention reads it.
+    /// Adds a cache of 16 bits: writes to it, and returns it in the form that attention reads.
     fn cache(&mut self, x: Tensor<'static>, row: Tensor<'static>) -> Tensor<'static> {
         let cache = self
             .memory

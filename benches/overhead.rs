@@ -16,7 +16,7 @@ use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use rknpu_ops::sim;
 use task_pool::Pool;
 
-/// Blocks of 32 plain floats: the time to dequantize is not ours.
+/// Plain floats in blocks of 32. The time to dequantize them is not part of the measurement.
 struct F32InBlocks;
 
 const F32_IN_BLOCKS: DType = DType::Quantized {
@@ -107,7 +107,8 @@ impl MulMat {
         }
     }
 
-    /// Runs it once, in a separate graph, so that the activations are packed each time.
+    /// Computes the product once, in a separate graph, so that the activations are packed each
+    /// time.
     fn run(&mut self) {
         let [m, k, n] = self.shape;
         self.graph += 1;
@@ -135,7 +136,8 @@ impl MulMat {
     }
 }
 
-/// Chips with one core and with three: they differ in how many threads meet.
+/// Chips with one core and with three: they differ in the number of threads that wait for each
+/// other.
 const CHIPS: [&RkCaps; 2] = [&caps::RK3566, &caps::RK3588];
 
 /// Host time per MUL_MAT, in the mean.
@@ -190,7 +192,8 @@ fn quantiles(_: &mut Criterion) {
     }
 }
 
-/// The pool alone: as many tasks as an NPU has cores that do nothing, and that take 1 us each.
+/// Measures the pool alone, with a task for each core of an NPU: tasks that do nothing, and tasks
+/// of 1 us.
 fn dispatch(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("dispatch");
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -214,8 +217,8 @@ fn dispatch(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Measures weights as they are loaded: dequantized, transformed, quantized and packed, on all
-/// threads, compared with a copy of the same bytes.
+/// Measures loading weights: dequantized, transformed, quantized and packed, on all threads,
+/// compared with a copy of the same bytes.
 fn repack(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("repack");
     group

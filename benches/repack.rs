@@ -30,10 +30,10 @@ fn pool(threads: usize) -> ThreadPool {
 fn tiles(criterion: &mut Criterion) {
     let [_, k] = SHAPE;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    // Types with groups are left out: they come from a pack file, already packed.
+    // Types with groups are left out, because a pack file has them packed already.
     let all = WeightType::ALL.into_iter();
     for weight in all.filter(|weight| *weight != WeightType::Q4Tile) {
-        // PANIC: K is whole tiles.
+        // PANIC: K consists of whole tiles.
         let row_bytes =
             (MatrixLayout::new(weight, TILE_DIM, k).expect("a layout")).ggml_row_bytes();
         let n = ROW_BYTES / row_bytes / TILE_DIM * TILE_DIM;
@@ -60,7 +60,7 @@ fn tiles(criterion: &mut Criterion) {
                     pool.install(|| {
                         let parts = packed.par_chunks_exact_mut(to).zip(rows.par_chunks(from));
                         parts.for_each(|(to, from)| {
-                            // PANIC: sizes are the layout's own.
+                            // PANIC: the layout gave these sizes.
                             panel.pack_panel(to, from).expect("a panel");
                         });
                     });
@@ -93,10 +93,10 @@ fn tensor(dtype: GgmlType) -> Tensor<'static> {
     }
 }
 
-/// Writes the pack; returns how its weights are wanted.
+/// Writes the pack, and returns the layouts in which its weights are requested.
 fn write(path: &Path, names: &[String], dtype: GgmlType, source: &[u8]) -> Form {
     let tensor = tensor(dtype);
-    // PANIC: K is whole blocks.
+    // PANIC: K consists of whole blocks.
     let form = Form::Hexagon(WeightLayout::new(&tensor).expect("a layout"));
     let names = || names.iter().map(String::as_str);
     let mut writer = PackWriter::create(path, "hexagon-v75", "", names()).expect("a new file");

@@ -107,7 +107,7 @@
 // `npu_tensor.role`: weights.
 #define NPU_ROLE_WEIGHTS 1
 
-// `npu_tensor.role`: what outlives a graph or comes from outside of it: caches, inputs.
+// `npu_tensor.role`: data that outlives a graph or comes from outside of it: caches, inputs.
 #define NPU_ROLE_STATE 2
 
 // `npu_device_buffers`: computed tensors in any host memory, weights in a separate buffer type.
@@ -126,7 +126,7 @@
 // The graph was computed.
 #define NPU_STATUS_OK 0
 
-// The graph was not computed completely; a log line says why.
+// The graph was not computed completely; a log line gives the reason.
 #define NPU_STATUS_FAILED 1
 
 // No memory to compute the graph with.
@@ -208,7 +208,7 @@ extern "C" {
 // `host` is NULL or points to a struct whose function may be called at any later time.
 size_t npu_start(const struct npu_host *host);
 
-// Returns the name of a device, or "" if there is no such device.
+// Returns the name of a device, or "" if the device does not exist.
 const char *npu_device_name(size_t device);
 
 // Returns the chip, library, driver, and whether it is simulated.
@@ -223,8 +223,8 @@ const char *npu_device_description(size_t device);
 void npu_device_memory(size_t device, size_t *free_bytes, size_t *total_bytes);
 
 // Returns `true` if the device computes a node. Reads metadata only. In a process that was forked
-// from the one that opened the NPU, `true` for every node: graphs fail there, and no other backend
-// may compute them.
+// after the NPU was opened, `true` for every node: graphs fail there, and no other backend may
+// compute them.
 //
 // # Safety
 // `node` is valid, and so are the names and buffers in it.
@@ -243,14 +243,14 @@ void npu_mark_cpu_reader(const struct npu_node *node);
 // `node` is valid, and so are the names and the buffers in it.
 bool npu_prefers_cpu(size_t device, const struct npu_node *node);
 
-// Makes what the device wrote of a tensor visible to the CPU, which is about to read or write it
-// in place. What the CPU wrote of it before has passed [`npu_take_from_cpu`].
+// Makes the device's writes to a tensor visible to the CPU, which is about to read or write it in
+// place. The CPU's earlier writes to it have passed [`npu_take_from_cpu`].
 //
 // # Safety
 // `tensor` is valid, and so is its buffer.
 void npu_show_to_cpu(const struct npu_tensor *tensor);
 
-// Makes what the CPU wrote of a tensor in place visible to the device.
+// Makes the CPU's writes in place to a tensor visible to the device.
 //
 // # Safety
 // `tensor` is valid, and so is its buffer.
@@ -259,8 +259,8 @@ void npu_take_from_cpu(const struct npu_tensor *tensor);
 // Returns the buffer types of a device: an `NPU_BUFFERS_*`.
 uint32_t npu_device_buffers(size_t device);
 
-// Makes a stream of graphs for a device. Returns NULL if there is no such device, or if this
-// process was forked from the one that opened it.
+// Makes a stream of graphs for a device. Returns NULL if the device does not exist, or if this
+// process was forked after it was opened.
 struct npu_backend *npu_backend_new(size_t device);
 
 // Frees a stream.
@@ -297,7 +297,7 @@ size_t npu_packed_alignment(size_t device);
 // Returns the largest buffer, in bytes.
 size_t npu_packed_max_size(size_t device);
 
-// Returns the bytes that a tensor takes in a packed buffer. Reads metadata only.
+// Returns the size of a tensor in a packed buffer, in bytes. Reads metadata only.
 //
 // # Safety
 // `tensor` is valid, and so is its name.
@@ -313,7 +313,8 @@ struct npu_buffer *npu_buffer_new(size_t device, size_t size, bool shared);
 // `buffer` came from `npu_buffer_new` and is not used any more.
 void npu_buffer_free(struct npu_buffer *buffer);
 
-// Tells a device that host memory of its own buffer type is about to be freed. Reads none of it.
+// Called before host memory of the device's own buffer type is freed, so that the device drops
+// packed forms for it. Reads none of the memory.
 void npu_host_memory_freed(size_t device, const void *base, size_t size);
 
 // Returns the first byte of a packed buffer, as an address in ggml's numbering.
@@ -322,8 +323,8 @@ void npu_host_memory_freed(size_t device, const void *base, size_t size);
 // `buffer` is alive.
 void *npu_buffer_base(const struct npu_buffer *buffer);
 
-// Makes what a tensor needs to be written, and returns an `NPU_STATUS_*`. A log line gives the
-// reason of a failure, which leaves the buffer as it was.
+// Allocates everything that writing a tensor needs, and returns an `NPU_STATUS_*`. A log line
+// gives the reason of a failure, which leaves the buffer as it was.
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and is in it.
@@ -342,7 +343,7 @@ uint32_t npu_buffer_set(const struct npu_buffer *buffer,
                         size_t offset,
                         size_t size);
 
-// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; returns as
+// Fills bytes `[offset, offset + size)` of a tensor and packs the affected rows; returns as
 // `npu_buffer_set`.
 //
 // # Safety

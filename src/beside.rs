@@ -1,22 +1,23 @@
-//! Packed forms of weights that are in memory which programs read and write in place: what both
-//! families need to keep such forms beside their weights.
+//! Packed copies of weights that are in memory which programs read and write in place: code that
+//! both families need for such copies.
 
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Part of the machine's memory that stays free of forms.
+/// Part of the machine's memory that packed copies leave free.
 const FREE_PART: usize = 8;
 /// Bytes that one thread hashes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Returns `true` if forms may take so many more bytes of the machine's free and total ones.
+/// Returns `true` if packed forms may use this many more bytes, given the machine's free and total
+/// memory.
 #[must_use]
 pub fn leaves_enough(bytes: usize, (free, total): (usize, usize)) -> bool {
     free.saturating_sub(bytes) >= total / FREE_PART
 }
 
-/// Returns a hash of a piece of a weight, by which a form knows that the weight has not changed.
-/// That of the weight is the exclusive or of its pieces'. Allocates nothing.
+/// Returns a hash of a piece of a weight. The exclusive or of the hashes of all pieces shows
+/// whether the weight has changed since it was packed. Allocates nothing.
 ///
 /// - `first`: where the piece starts in the weight, a multiple of 1 MiB
 #[must_use]

@@ -34,9 +34,9 @@ pub enum SimChip {
 pub enum ActivationBits {
     /// 8 bits, with one scale for each 32.
     Eight,
-    /// 16 bits: 8 bits, and 8 for what these leave, or FP16.
+    /// 16 bits: 8 bits, and 8 bits for the remainder, or FP16.
     Sixteen,
-    /// 16 bits where they take no longer.
+    /// 16 bits where that is not slower.
     Auto,
 }
 
@@ -65,7 +65,7 @@ pub enum Repack {
     Off,
 }
 
-/// Faults for both stand-ins: one variable serves them, and function names tell them apart.
+/// Faults for both stand-ins: one variable serves them, and function names distinguish them.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// Faults of librknnrt.
@@ -99,7 +99,8 @@ impl Config {
                 });
             }
         }
-        // Others, as HOME, only lead to files that are used if they are there.
+        // The other variables, such as HOME, only lead to optional files, so a value that is not
+        // UTF-8 counts as unset.
         Self::from_lookup(|name| lookup(name)?.into_string().ok())
     }
 
@@ -135,7 +136,7 @@ impl Config {
 }
 
 impl Config {
-    /// Returns `true` if the user wants a device, by its name in ggml.
+    /// Returns `true` if the user wants the device with this name in ggml.
     #[must_use]
     pub fn chooses(&self, device: &str) -> bool {
         let chosen = self.devices.as_ref();
@@ -149,7 +150,7 @@ impl Config {
         usize::try_from(u64::from(mib) << 20).ok()
     }
 
-    /// Returns what the settings file says about a chip.
+    /// Returns a chip's value in the settings file.
     ///
     /// # Errors
     /// `Config` if the settings file is invalid.
@@ -181,8 +182,8 @@ impl Config {
 
     /// Returns the fewest rows that a chip multiplies with weights that packing makes larger:
     /// [`caps::MIN_M_NARROW`], unless the user sets the fewest rows of the chip, or that no bytes
-    /// are kept. A simulated chip multiplies any number of rows, because its speed says nothing
-    /// about the device's.
+    /// are kept. A simulated chip multiplies any number of rows, because its speed is unrelated to
+    /// a device's.
     ///
     /// # Errors
     /// As [`Config::min_m`].
@@ -320,7 +321,8 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// Only Rockchip's devices have settings: a typing error in the file took Hexagon's away, too.
+    /// Regression: only Rockchip devices have settings, but a typing error in the file also
+    /// disabled Hexagon devices.
     #[test]
     fn a_wrong_file_of_settings_is_an_error_only_for_what_needs_it() {
         let path = std::env::temp_dir().join(format!("ggml-rust-npu-{}.bad", std::process::id()));

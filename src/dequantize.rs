@@ -1,12 +1,12 @@
-//! ggml's blocks, BF16 and F32 to `f32`, for weights that are packed without ggml: bit for bit what
-//! ggml's `to_float` gives.
+//! ggml's blocks, BF16 and F32 to `f32`, for weights that are packed without ggml: with the same
+//! bits as ggml's `to_float`.
 //!
 //! Products of a block's scales and levels are exact in FP32 in nearly all types, so that it does
 //! not matter whether a compiler fuses their additions; where they are not (Q6_K), nothing is
 //! added.
 //!
-//! Types whose levels come from large tables (IQ1 to IQ3) have none here: their weights are packed
-//! when they are loaded.
+//! Types whose levels come from large tables (IQ1 to IQ3) have no dequantizer here: their weights
+//! are packed when they are loaded.
 // SOURCE: block structures and dequantize_row_* of ggml 0.25.3 (ggml-common.h, ggml-quants.c).
 
 use half::{bf16, f16};
@@ -31,7 +31,7 @@ impl<const BYTES: usize, const ELEMS: usize> Dequantize for Blocks<BYTES, ELEMS>
 /// The dequantizer of a type, by ggml's number and name.
 type Known = (&'static str, &'static dyn Dequantize);
 
-/// All types that there is a way for.
+/// All types that have a dequantizer.
 static KNOWN: [Known; 15] = [
     (
         "F32",

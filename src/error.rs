@@ -17,7 +17,7 @@ pub enum Error {
     Config {
         /// The variable's name.
         variable: &'static str,
-        /// Its value.
+        /// The variable's value.
         value: String,
         /// Reason why the value is invalid.
         reason: String,
@@ -29,13 +29,13 @@ pub enum Error {
     Library {
         /// Name or path of the library.
         library: PathBuf,
-        /// The loader's own words.
+        /// The loader's message.
         reason: String,
     },
     /// An NPU cannot be driven without the vendor's library.
     #[error("cannot drive the NPU without librknnrt: {reason}")]
     Direct {
-        /// The words of what is missing.
+        /// The text about the missing part.
         reason: String,
     },
     /// A stand-in for a vendor's library cannot start.
@@ -51,7 +51,7 @@ pub enum Error {
     Thread {
         /// The device's name.
         device: String,
-        /// The system's words.
+        /// The system's message.
         source: io::Error,
     },
     /// The file of `GGML_RUST_NPU_TRACE` cannot be written.
@@ -59,7 +59,7 @@ pub enum Error {
     TraceFile {
         /// The file.
         path: PathBuf,
-        /// The system's words.
+        /// The system's message.
         source: io::Error,
     },
     /// The NPU, or the code that runs on it, is of a generation that does not fit.
@@ -67,7 +67,7 @@ pub enum Error {
     Architecture {
         /// The NPU, or the library that it runs.
         what: &'static str,
-        /// Its generation.
+        /// The actual generation.
         have: String,
         /// The generations that fit.
         want: String,
@@ -95,20 +95,20 @@ pub enum Error {
     Vendor {
         /// The function.
         call: &'static str,
-        /// Its return value.
+        /// The function's return value.
         code: i32,
         /// The vendor's name for that value.
         name: &'static str,
         /// Shape, type and core of the call.
         what: String,
     },
-    /// A call into the vendor's library failed before anything ran, with a code that may stand for
-    /// a lack of memory.
+    /// A call into the vendor's library failed before anything ran, with a code that may mean a
+    /// lack of memory.
     #[error("{call} returned {code} ({name}) for {what}, maybe for lack of memory")]
     MaybeShortage {
         /// The function.
         call: &'static str,
-        /// Its return value.
+        /// The function's return value.
         code: i32,
         /// The vendor's name for that value.
         name: &'static str,
@@ -143,7 +143,8 @@ pub enum Error {
         /// The DSP's reason, or the mistake in its answer.
         reason: String,
     },
-    /// There was no room for a buffer among the addresses of the DSP, or of the system for it.
+    /// There was no room for a buffer in the DSP's address space, or the system had none for
+    /// mapping it.
     #[error("a buffer cannot be mapped: {reason}")]
     NotMapped {
         /// The answer of the DSP or of the call.
@@ -163,7 +164,7 @@ pub enum Error {
     OutOfMemory {
         /// The function that returned NULL.
         call: &'static str,
-        /// The size asked for.
+        /// The requested size.
         bytes: usize,
     },
     /// An address space of the NPU is full, or too small.
@@ -171,7 +172,7 @@ pub enum Error {
     AddressSpace {
         /// The address space.
         space: &'static str,
-        /// The size asked for.
+        /// The requested size.
         bytes: u64,
     },
     /// Device memory ran out while the weights of a model were placed in a buffer.
@@ -182,7 +183,7 @@ pub enum Error {
     WeightsLost {
         /// Weights in the buffer that have room.
         placed: usize,
-        /// Their packed bytes.
+        /// The packed bytes of these weights.
         bytes: usize,
         /// The error of the call.
         shortage: Box<Error>,
@@ -202,20 +203,20 @@ pub enum Error {
         "{tensor} cannot be {action}: its bytes were released when it was packed, GGML_RUST_NPU_KEEP=on keeps them"
     )]
     Released {
-        /// Name of the tensor that was asked for.
+        /// Name of the requested tensor.
         tensor: String,
         /// Attempted action.
         action: &'static str,
     },
-    /// Device memory or a context could not be had, and too few file descriptors are left: each
-    /// takes some.
+    /// Allocating device memory or a context failed, and too few file descriptors are left, of
+    /// which each needs some.
     #[error(
         "{call} gave no {what}: too few of the {limit} file descriptors that the process may have are left, see ulimit -n"
     )]
     OutOfDescriptors {
         /// The function that failed.
         call: &'static str,
-        /// The memory or context that was asked for, with its size.
+        /// The requested memory or context, with its size.
         what: String,
         /// Descriptors that the process may have.
         limit: u64,
@@ -230,7 +231,7 @@ pub enum Error {
         /// The error allowed.
         limit: f64,
     },
-    /// The device computed a shape of a model's wrong when it first did.
+    /// The device computed a shape of the model wrong at its first use.
     #[error("{wrong} of {sums} sums of {what} are not the CPU's, at the first use of this shape")]
     WrongSums {
         /// The shape and its type.
@@ -265,13 +266,13 @@ impl Error {
             | Self::OutOfDescriptors { .. }
             | Self::AddressSpace { .. }
             | Self::MaybeShortage { .. } => true,
-            // librknnrt, if there is no room to bind memory or to make a context.
+            // librknnrt returns this code if it has no room to bind memory or to create a context.
             Self::Vendor { code, .. } => *code == rknpu_ops::ffi::code::MALLOC_FAIL,
             _ => false,
         }
     }
 
-    /// Returns `true` if the device computed something, but not what it was to compute.
+    /// Returns `true` if the device computed something, but not the requested result.
     #[must_use]
     pub fn is_wrong_sum(&self) -> bool {
         matches!(self, Self::WrongSums { .. })

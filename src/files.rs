@@ -1,5 +1,5 @@
-//! Files: opened only if they are regular ones, read or mapped into memory, and written so that
-//! they are at their place when they are whole, not before.
+//! Files: only regular ones are opened; they are read or mapped into memory. A written file gets
+//! its name when it is complete, not before.
 #![expect(unsafe_code, reason = "maps files")]
 
 use std::fs;
@@ -16,8 +16,8 @@ mod output;
 /// Opens a file that is read.
 ///
 /// # Errors
-/// The system's; `InvalidInput` if it is not a regular file: opening or reading a FIFO or a device
-/// may never return.
+/// An error of the system; `InvalidInput` if it is not a regular file: opening or reading a FIFO or
+/// a device may never return.
 pub fn open_input(path: &Path) -> io::Result<fs::File> {
     let mut options = fs::OpenOptions::new();
     regular(os::files::at_once(options.read(true)).open(path)?)
@@ -26,7 +26,7 @@ pub fn open_input(path: &Path) -> io::Result<fs::File> {
 /// Returns a file that is a regular one.
 ///
 /// # Errors
-/// The system's; `InvalidInput` if it is not.
+/// An error of the system; `InvalidInput` if it is not.
 pub(crate) fn regular(file: fs::File) -> io::Result<fs::File> {
     if file.metadata()?.is_file() {
         return Ok(file);
@@ -61,7 +61,7 @@ impl MappedFile {
     /// Maps a file; nothing of it is read.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = open_input(path)?;
         if file.metadata()?.len() == 0 {
@@ -80,8 +80,7 @@ impl MappedFile {
         self.0.as_deref().unwrap_or_default()
     }
 
-    /// Takes the whole pages of a range out of this process's memory; who reads them again gets
-    /// them from the file again.
+    /// Frees the memory of the whole pages of a range; a later read gets them from the file again.
     pub fn release(&self, range: Range<usize>) {
         let start = range.start.next_multiple_of(RELEASE_ALIGN);
         let end = range.end.min(self.bytes().len()) / RELEASE_ALIGN * RELEASE_ALIGN;

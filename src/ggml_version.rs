@@ -21,28 +21,29 @@ pub enum Api {
 /// The user's choice for programs whose ggml is newer than the known versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewerGgml {
-    /// Its structs and numbers are asked about, and it is used if they agree.
+    /// The structs and numbers of the program's ggml are checked, and it is used if they agree.
     #[default]
     Probe,
-    /// It is refused.
+    /// The program's ggml is refused.
     Strict,
 }
 
 /// The relation of a version of ggml to those that the glue was written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// One of them.
+    /// A known version.
     Known(Api),
     /// A newer one. It may have this API: ggml itself refuses a backend of another one.
     Newer(Api),
 }
 
-/// Returns how well a version of ggml such as `0.25.3` is known.
+/// Returns how a version of ggml, such as `0.25.3`, relates to the known ones.
 ///
-/// - `newer`: what the user wants of a version that is newer than the known ones
+/// - `newer`: how the user wants a newer version than the known ones to be treated
 ///
 /// # Errors
-/// A line for the user if the version is too old, newer against the user's wish, or no version.
+/// A line for the user if the version is too old, newer although the user refuses newer ones, or
+/// not a version.
 pub fn fit_of(version: &str, newer: NewerGgml) -> Result<Fit, String> {
     let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
     let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
@@ -67,7 +68,7 @@ pub fn fit_of(version: &str, newer: NewerGgml) -> Result<Fit, String> {
     }
 }
 
-/// Returns the warning about a ggml that is newer than the known ones and is used all the same.
+/// Returns the warning about a ggml that is newer than the known ones and is used nevertheless.
 pub fn newer_line(version: &str) -> String {
     format!(
         "this program has ggml {version}, which is newer than {} knows ({KNOWN}): what was asked of it agrees, so its \

@@ -49,7 +49,7 @@ pub struct Tensor<'a> {
     pub place: Place,
     /// Use of its memory.
     pub role: Role,
-    /// Its bytes, for an operand that is to be read.
+    /// The bytes of the tensor, for an operand that is to be read.
     pub memory: Option<Region<'a>>,
     /// Offset in its packed buffer, for [`Place::Packed`].
     pub packed_offset: usize,
@@ -101,7 +101,8 @@ pub struct Operation<'a> {
     pub src: Sources<'a>,
 }
 
-/// Fewest rows of either factor of a product that is worth turning, and fewest elements of a row.
+/// Fewest rows of either factor for which exchanging the factors of a product is faster, and fewest
+/// elements of a row.
 const FEWEST_TURNED: usize = 32;
 
 impl<'a> Operation<'a> {

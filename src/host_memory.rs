@@ -1,7 +1,7 @@
 //! Memory that ggml owns: its tensors. Only this module turns their addresses into slices.
 //!
-//! A [`Region`] or [`RegionMut`] is a promise made at the C border (`abi`): for the lifetime `'a`
-//! of one call, these bytes stay valid, and nothing else writes them, or reads those of a
+//! A [`Region`] or [`RegionMut`] is a promise made at the C interface (`abi`): for the lifetime
+//! `'a` of one call, these bytes stay valid, and nothing else writes them, or reads those of a
 //! `RegionMut`. The modules above work with bounds-checked slices and with [`RowsMut`], whose
 //! pieces are disjoint by construction.
 #![expect(unsafe_code, reason = "addresses from C become slices here")]
@@ -15,7 +15,7 @@ use rknpu_ops::pack::{OutputRows, Rows};
 
 use crate::tensor::DType;
 
-/// Zeroed memory that takes space as it is written, and that gives it back in parts.
+/// Zeroed memory that occupies space as it is written, and that can be freed in parts.
 #[derive(Debug)]
 pub struct Pages(MmapMut);
 
@@ -44,8 +44,7 @@ impl Pages {
         &mut self.0
     }
 
-    /// Returns the memory of a range to the system, as far as it is whole pages: its bytes are
-    /// zeros then.
+    /// Returns the whole pages of a range to the system; their bytes become zeros.
     ///
     /// # Errors
     /// The system's error.
@@ -82,7 +81,7 @@ impl<'a> Region<'a> {
         if base.is_null() || len == 0 {
             return Self(&[]);
         }
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         Self(unsafe { std::slice::from_raw_parts(base, len) })
     }
 
@@ -100,7 +99,8 @@ impl<'a> Region<'a> {
     /// place, others are converted into `scratch`.
     ///
     /// # Panics
-    /// If a row is not inside, or `dtype` is neither F32 nor F16: the planner admits only these.
+    /// If a row is not inside, or if `dtype` is not F32 or F16, the only types that the planner
+    /// admits.
     #[must_use]
     pub fn rows<'s>(
         &self,
@@ -155,8 +155,8 @@ impl<'a> Region<'a> {
     }
 }
 
-/// Bytes of a result, from its first element to the end of its last. During its life there is no
-/// other access to them.
+/// Bytes of a result, from its first element to the end of its last. Nothing else accesses them
+/// during its life.
 #[derive(Debug)]
 pub struct RegionMut<'a> {
     base: *mut u8,
@@ -189,7 +189,7 @@ impl RegionMut<'_> {
         }
     }
 
-    /// Returns `true` if the first byte is where a float may be.
+    /// Returns `true` if the first byte has the alignment of a float.
     #[must_use]
     pub fn is_aligned(&self) -> bool {
         self.base.cast::<f32>().is_aligned()
@@ -206,8 +206,8 @@ impl RegionMut<'_> {
     /// `stride_bytes` apart.
     ///
     /// # Panics
-    /// If the rows are not inside, overlap, or are not aligned to 4 bytes: the planner checked the
-    /// shape, and its caller [`Self::is_aligned`].
+    /// If the rows are not inside, overlap, or are not aligned to 4 bytes. The planner checks the
+    /// shape, and the caller calls [`Self::is_aligned`].
     #[must_use]
     pub fn rows(
         &mut self,
@@ -314,7 +314,7 @@ impl OutputRows for RowsMut<'_> {
     }
 }
 
-/// Returns the free and total bytes of the system's memory; 0 where the kernel does not tell.
+/// Returns the free and total bytes of the system's memory; 0 if the kernel does not report them.
 #[must_use]
 pub fn system_memory() -> (usize, usize) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -387,7 +387,7 @@ mod tests {
         for (region, offset, stride, expected) in [
             (aligned, 0, 8, ([1.5, -2.0, 3.0, 4.0], true)),
             (unaligned, 1, 8, ([1.5, -2.0, 3.0, 4.0], false)),
-            // A window that slides by one.
+            // A window that moves on by one element.
             (aligned, 0, 4, ([1.5, -2.0, -2.0, 3.0], false)),
         ] {
             let (rows, in_place) = region.rows(offset, DType::F32, [2, 2], stride, scratch);

@@ -24,11 +24,11 @@
 //! | [`error`], [`tensor`], [`graph`] | the error type; types and shapes; operations as ggml hands them over |
 //! | [`config`] | the environment variables, the settings file, the rules |
 //! | [`host_memory`] | memory that ggml owns, as slices |
-//! | [`beside`] | packed forms beside weights in memory that programs write in place |
+//! | [`beside`] | packed copies of weights in memory that programs write in place |
 //! | [`files`], [`gguf`], [`packfile`], [`dequantize`], [`loss`] | model files, and weights packed before they are loaded |
 //! | [`reference`](mod@reference) | the oracle that self-tests and tests compare with |
-//! | [`driver`] | what both vendors' libraries have in common: loading, tracing |
-//! | [`timeline`] | what devices did and when, as a file for Perfetto |
+//! | [`driver`] | common code for both vendors' libraries: loading, tracing |
+//! | [`timeline`] | a record of the devices' work over time, as a file for Perfetto |
 //! | [`backend`] | the traits that the families implement; finds devices; packs offline |
 //! | [`hexagon`], [`rockchip`] | the families, with the same file names; neither knows the other |
 //! | [`abi`] | the functions of `npu.h`: check, catch panics, call `backend` |

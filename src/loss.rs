@@ -1,4 +1,4 @@
-//! The loss of packing: what quantized weights differ from those that they were made of.
+//! The loss of packing: the difference between quantized weights and their originals.
 
 /// Sums of squares over weights, for the relative error of packing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -30,8 +30,8 @@ impl SquaredLoss {
         }
     }
 
-    /// Returns the relative loss, which is 0 for zeros that were kept. It is no finite number if
-    /// weights became infinite, or if zeros became other numbers.
+    /// Returns the relative loss, which is 0 for zeros that stay zero. It is not finite if weights
+    /// became infinite, or if zeros became other numbers.
     #[must_use]
     pub fn relative(&self) -> f64 {
         match (self.lost, self.weights) {

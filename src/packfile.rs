@@ -16,20 +16,20 @@
 //! find accidents, not attacks. The head's hash covers the bytes before it and the table. A
 //! payload's is [`ChunkHash`], of bytes and scales.
 //!
-//! **Version.** Another version is refused: packs are made again from the model, which takes
-//! seconds. The bytes of each layout have a separate version in the layout id.
+//! **Version.** Another version is refused: packs are made again from the model in seconds. The
+//! bytes of each layout have a separate version in the layout id.
 //!
 //! **Groups.** `ggml-npu quantize --tile-group` writes a pack whose tensors are in Hexagon's groups
 //! of 2 × 16 weights (layout ids of `Q4Tile` and `Q8Tile`; the picture is in
-//! `hexagon_ops::layout`). They are not the source's numbers in another order: the source is the
+//! `hexagon_ops::layout`). Their numbers are not the source's in another order: the source is the
 //! Q4_0 or Q8_0 tensor that other devices compute with, and both were quantized from the same
-//! model. A device uses such a tensor instead of its own tiles, and keeps the source's bytes for
-//! readers of the tensor. The pack has no other weights.
+//! model. A device uses such a tensor instead of tiles of its own layout, and keeps the source's
+//! bytes for readers of the tensor. The pack has no other weights.
 //!
-//! **Identity of a tensor.** A tensor is taken from a pack only if its [`Fingerprint`] (name,
-//! shape, type and sampled hash of its bytes) and the [`LayoutTag`] that the device wants are those
-//! of the pack, and if the copied bytes have the payload's hash. Every value of a file is checked
-//! before it is used; an error names the field.
+//! **Identity of a tensor.** A tensor is loaded from a pack only if its [`Fingerprint`] (name,
+//! shape, type and sampled hash of its bytes) and the [`LayoutTag`] that the device wants match the
+//! pack, and if the copied bytes have the payload's hash. Every value of a file is checked before
+//! it is used; an error names the field.
 
 use std::io;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ mod read;
 mod take;
 mod write;
 
-/// The first bytes of a file. The first byte prevents it from being taken for text.
+/// The first bytes of a file. The first byte shows that the file is not text.
 pub const MAGIC: [u8; 8] = *b"\x89NPUPACK";
 
 /// The version that is read and written.
@@ -65,7 +65,7 @@ const HASHED_HEAD_BYTES: usize = 40;
 /// Longest string, in bytes: names of tensors have 63 at most, options are rules on names.
 const MAX_TEXT_BYTES: usize = 1 << 16;
 
-/// Numbers that say how a weight is cut up.
+/// Number of words that describe how a weight is divided.
 pub const LAYOUT_WORDS: usize = 10;
 
 /// Identifier of packed bytes: with equal tags, each byte has the same place and meaning.
@@ -107,7 +107,7 @@ pub struct Entry {
     pub scales: u64,
     /// Hash of both.
     pub payload: u128,
-    /// Square error of the packed weights over the square of the weights: what packing lost; 0 if
+    /// Square error of the packed weights over the square of the weights: the loss of packing; 0 if
     /// it is lossless.
     pub error: f64,
 }
@@ -128,7 +128,7 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's words.
+        /// The system's message.
         source: io::Error,
     },
     /// The file ends too early.
@@ -140,7 +140,7 @@ pub enum Error {
         field: String,
         /// Offset of the field.
         offset: u64,
-        /// Bytes that it takes.
+        /// Size of the field in bytes.
         need: u64,
         /// Bytes of the file.
         have: u64,
@@ -150,7 +150,7 @@ pub enum Error {
     Field {
         /// The invalid field.
         field: String,
-        /// Its value.
+        /// The value of the field.
         value: String,
         /// Why that is wrong.
         reason: String,
@@ -158,7 +158,7 @@ pub enum Error {
     /// A tensor is there twice.
     #[error("tensor {name:?} is in the pack twice")]
     Duplicate {
-        /// Its name.
+        /// The tensor's name.
         name: String,
     },
     /// A hash is not that of the bytes.

@@ -1,8 +1,8 @@
 //! Registers the backend with the ggml that is linked into this program.
 //!
 //! The functions of ggml are left to the linker, so only a program that has ggml can be linked with
-//! this module. The glue is there for each version of the backend API whose headers the build
-//! found; which of them the program's ggml has is asked when the program runs.
+//! this module. There is glue for each version of the backend API whose headers the build found;
+//! the program's version is determined at run time.
 #![expect(unsafe_code, reason = "ggml and the glue are C")]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -15,7 +15,7 @@ unsafe extern "C" {
     fn ggml_backend_register(entry: *mut c_void);
 }
 
-/// The program's ggml is not one that the backend works with; the text says what to install.
+/// The program's ggml does not work with this backend; the text tells which one to install.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UnfitGgml(String);
@@ -66,8 +66,8 @@ impl Glue {
 
 /// Registers the NPUs with the ggml of this program, before it loads its first model.
 ///
-/// The program gets the devices `HEX0`, `RKNPU0` and so on beside its others. A machine without an
-/// NPU gets none, which is no error. To call it again changes nothing.
+/// The program gets the devices `HEX0`, `RKNPU0` and so on in addition to its others. A machine
+/// without an NPU gets none, which is not an error. Calling it again changes nothing.
 ///
 /// The environment variables are those of every program, such as `GGML_RUST_NPU_SIM`.
 ///
@@ -94,7 +94,7 @@ fn register_once() -> Result<(), UnfitGgml> {
             ours()
         ))
     })?;
-    // SAFETY: the program's ggml has a version with these structs and signatures.
+    // SAFETY: the program's ggml has a version whose structs and signatures these are.
     let name = unsafe { (glue.differs)() };
     if !name.is_null() {
         // SAFETY: a constant that ends in NUL.

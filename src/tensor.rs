@@ -91,7 +91,7 @@ impl DType {
         blocks.checked_mul(self.step_bytes()?)
     }
 
-    /// Returns the bytes from one element (or block) to the next when they lie one after another.
+    /// Returns the bytes from one element (or block) to the next when they are contiguous.
     #[must_use]
     pub fn step_bytes(self) -> Option<usize> {
         match self {
@@ -141,8 +141,8 @@ impl Shape {
             && self.nb[3] == row * self.ne[1] * self.ne[2]
     }
 
-    /// Returns `true` if the sizes of its parts, also in a layout of a device, and the distance to
-    /// its last element fit into an address: sums and products of them do not overflow.
+    /// Returns `true` if sums and products of its sizes do not overflow: the size of each part,
+    /// also in a device's layout, and the distance to the last element fit into an address.
     #[must_use]
     pub fn is_addressable(&self, dtype: DType) -> bool {
         let most = isize::MAX.unsigned_abs();
@@ -170,7 +170,7 @@ impl Shape {
             return Some(0);
         }
         let outer: usize = (1..4).map(|i| (self.ne[i] - 1) * self.nb[i]).sum();
-        // Transposed rows reach further than dense ones.
+        // Transposed rows span more memory than dense ones.
         let step = dtype.step_bytes()?;
         let steps = row / step - 1;
         Some(outer + steps * self.nb[0] + step)
@@ -181,7 +181,7 @@ impl Shape {
 mod tests {
     use super::*;
 
-    /// A file may say so, if another dimension is 0.
+    /// A file may contain such a row if another dimension is 0.
     #[test]
     fn a_row_that_no_address_reaches_has_no_bytes() {
         let blocks = DType::Quantized {

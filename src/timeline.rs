@@ -1,5 +1,5 @@
-//! `GGML_RUST_NPU_TRACE=FILE.json`: what devices did and when, as trace events that Perfetto and
-//! Chrome show.
+//! `GGML_RUST_NPU_TRACE=FILE.json`: a record of the devices' work over time, as trace events that
+//! Perfetto and Chrome show.
 //!
 //! ```text
 //!   HEX0          host         |graph 4 (31 operations)                         |
@@ -10,8 +10,8 @@
 //!                 matrix unit                  |-----------|
 //! ```
 //!
-//! The file is whole JSON after each graph, because programs end without closing the libraries that
-//! they loaded: an array whose end is written over by the next graph.
+//! The file is complete JSON after each graph, because programs end without closing the libraries
+//! that they loaded. The end of its array is overwritten by the next graph.
 
 use std::fmt::Write as _;
 use std::fs::{File, TryLockError};
@@ -39,17 +39,17 @@ pub struct Timeline {
 #[derive(Debug)]
 struct TimelineFile {
     out: File,
-    /// Bytes of the events, to which the end does not belong; 0 before the first.
+    /// Bytes of the events, without the end of the array; 0 before the first event.
     bytes: u64,
     /// Devices with tracks.
     devices: u32,
-    /// Their names, until the next events.
+    /// The names of the tracks, until the next events.
     names: String,
     /// An error was logged, and nothing more is written.
     failed: bool,
 }
 
-/// Files that are being written, and paths at which none can be.
+/// Files that are being written, and paths at which no file can be written.
 #[derive(Debug, Default)]
 struct OpenFiles {
     open: Vec<Weak<Timeline>>,
@@ -62,7 +62,7 @@ static OPEN: Mutex<OpenFiles> = Mutex::new(OpenFiles {
 });
 
 impl Timeline {
-    /// Returns `true` if a path asks for a timeline, by its extension.
+    /// Returns `true` if the extension of a path selects a timeline.
     #[must_use]
     pub fn is_for(path: &Path) -> bool {
         path.extension()
@@ -141,13 +141,14 @@ impl Timeline {
 }
 
 /// Empties a file that is about to be written, but not one that another process is writing. A
-/// process that computes nothing leaves it to those that it starts, as llama-server does for each
-/// of several models.
+/// process that computes nothing leaves the file to the processes that it starts, for example
+/// llama-server with several models.
 ///
 /// # Errors
-/// The system's, or that of such a file.
+/// An error of the system, or that of such a file.
 pub(crate) fn begin(file: &File) -> io::Result<()> {
-    // A platform (Android) or a file system without locks is no reason to trace nothing.
+    // Some platforms (Android) and file systems have no locks; events are written there without
+    // one.
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
         return Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
@@ -160,7 +161,7 @@ pub(crate) fn begin(file: &File) -> io::Result<()> {
 /// Opens a file that [`begin`] empties.
 ///
 /// # Errors
-/// The system's; `InvalidInput` if it is not a regular file.
+/// An error of the system; `InvalidInput` if it is not a regular file.
 pub(crate) fn open_output(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create(true).truncate(false);
@@ -179,7 +180,7 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// A row of a device's part of the picture.
+/// A row of the picture, for one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Track {
     /// The CPU's side of a submission.
@@ -223,9 +224,9 @@ impl Track {
 pub struct Part {
     /// The track.
     pub track: Track,
-    /// Its length.
+    /// The length of the time in microseconds.
     pub us: f64,
-    /// `true` if a clock gave it, `false` if the cost model did.
+    /// `true` if it was measured, `false` if the cost model computed it.
     pub measured: bool,
 }
 
@@ -234,7 +235,7 @@ pub struct Part {
 pub struct OperationTimes<'a> {
     /// Number of its node in the graph.
     pub node: usize,
-    /// The operations that were computed as one.
+    /// The operations that were joined into one.
     pub ops: &'a [Option<Op>],
     /// Dimensions of the result.
     pub ne: [usize; 4],
@@ -246,7 +247,7 @@ pub struct OperationTimes<'a> {
     pub device: Duration,
     /// Modelled time on the NPU.
     pub modelled_us: f64,
-    /// Times on the other tracks. The parts after the queue's begin together after it.
+    /// Times on the other tracks. All parts except the queue begin together, after the queue.
     pub parts: &'a [Part],
 }
 
@@ -258,14 +259,14 @@ pub struct DeviceTracks {
     device: String,
     graphs: AtomicU64,
     /// End of the last part on each track, because a modelled time may be longer than the measured
-    /// time in which it lies, and bars of a track must not overlap.
+    /// time that contains it, and bars of a track must not overlap.
     ends: Mutex<[f64; Track::ALL.len()]>,
 }
 
 impl DeviceTracks {
     /// Adds the tracks of a device to a file.
     ///
-    /// - `remark`: what a viewer is to know about the times
+    /// - `remark`: a note about the times for the viewer
     #[must_use]
     pub fn new(timeline: Arc<Timeline>, device: &str, is_simulated: bool, remark: &str) -> Self {
         let process = {
@@ -279,7 +280,7 @@ impl DeviceTracks {
             "a device"
         };
         let mut events = String::new();
-        // Names and remarks are our own words, which need no escape.
+        // Names and remarks are texts of this crate and need no escaping.
         let _ = writeln!(
             events,
             r#"{{"ph":"M","pid":{process},"tid":0,"name":"process_name","args":{{"name":"{device} ({kind}): {remark}"}}}},"#
@@ -467,7 +468,7 @@ mod tests {
             std::thread::spawn(move || send.send(open_output(&name).err()));
             let error = receive.recv_timeout(Duration::from_secs(60));
             let text = error.expect("it hangs").unwrap().to_string();
-            // The system's words without a reader: no such device or address.
+            // Opening a FIFO that has no reader fails with ENXIO (no such device or address).
             let words = if has_reader {
                 "not a regular file"
             } else {
@@ -533,14 +534,15 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
-    /// Its events were cut off, and both wrote over each other's.
+    /// Regression: the events of one process were cut off, and both processes overwrote those of
+    /// the other.
     #[test]
     fn a_file_that_another_process_writes_is_left_as_it_is() {
         let path = path("timeline-taken");
         std::fs::write(&path, "events").unwrap();
         let text = || std::fs::read_to_string(&path).unwrap();
-        // A lock belongs to an opened file, and not to a process. One that computes nothing does
-        // not take it.
+        // A lock belongs to an opened file, not to a process. A timeline that records nothing does
+        // not lock the file.
         let idle = Timeline::open(&path).unwrap();
         let other = File::open(&path).unwrap();
         other.try_lock().unwrap();

@@ -23,13 +23,13 @@ pub extern "C" fn npu_packed_max_size(device: usize) -> usize {
     entry(device).map_or(0, |entry| entry.device.max_buffer_bytes())
 }
 
-/// Returns the bytes that a tensor takes in a packed buffer. Reads metadata only.
+/// Returns the size of a tensor in a packed buffer, in bytes. Reads metadata only.
 ///
 /// # Safety
 /// `tensor` is valid, and so is its name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_packed_alloc_size(device: usize, tensor: *const NpuTensor) -> usize {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let Some(tensor) = (unsafe { tensor.as_ref() }) else {
         return 0;
     };
@@ -49,8 +49,8 @@ pub extern "C" fn npu_buffer_new(device: usize, size: usize, shared: bool) -> *m
         let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return std::ptr::null_mut();
         };
-        // Warns before it allocates, because the system may end the process for it. llama.cpp does
-        // not shorten a context whose length is given.
+        // Warns before allocating, because the system may kill the process for it: llama.cpp never
+        // shortens a context whose length the user gave.
         let devices = DEVICES.get().into_iter().flatten();
         let (left, _) = memory::of_machine(devices.map(DeviceEntry::held_bytes));
         if size > left && left > 0 {
@@ -86,11 +86,12 @@ pub unsafe extern "C" fn npu_buffer_free(buffer: *mut NpuBuffer) {
     if buffer.is_null() {
         return;
     }
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     release("npu_buffer_free", unsafe { Box::from_raw(buffer) });
 }
 
-/// Tells a device that host memory of its own buffer type is about to be freed. Reads none of it.
+/// Called before host memory of the device's own buffer type is freed, so that the device drops
+/// packed forms for it. Reads none of the memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_host_memory_freed(device: usize, base: *const c_void, size: usize) {
     guard("npu_host_memory_freed", (), || {
@@ -107,7 +108,7 @@ pub extern "C" fn npu_host_memory_freed(device: usize, base: *const c_void, size
 /// `buffer` is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_buffer_base(buffer: *const NpuBuffer) -> *mut c_void {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let buffer = unsafe { buffer.as_ref() };
     buffer.map_or(std::ptr::null_mut(), |buffer| {
         std::ptr::with_exposed_provenance_mut(buffer.buffer.base())
@@ -125,10 +126,11 @@ impl NpuBuffer {
         guard(what, None, || Some(access())).unwrap_or_else(|| self.fail())
     }
 
-    /// Has graphs that use the buffer fail.
+    /// Makes graphs that use the buffer fail.
     fn fail(&self) -> u32 {
         self.failed.store(true, Ordering::Relaxed);
-        // Graphs that are computed without their nodes are looked at again.
+        // A repeated graph is computed without looking at its nodes. Forgetting it makes the next
+        // run look, and find that this buffer failed.
         self.buffer.forget_graphs();
         NPU_STATUS_FAILED
     }
@@ -138,7 +140,7 @@ impl NpuBuffer {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Refuses a tensor of `bytes` in it that cannot be computed with.
+    /// Refuses a tensor of `bytes` in the buffer that must not be used in a computation.
     pub(super) fn check(&self, tensor: &NpuTensor, bytes: usize) -> Result<()> {
         let refuse = |reason: &str| Error::Graph {
             reason: format!("{} {reason}", name(tensor)),
@@ -155,8 +157,8 @@ impl NpuBuffer {
     }
 }
 
-/// Makes what a tensor needs to be written, and returns an `NPU_STATUS_*`. A log line gives the
-/// reason of a failure, which leaves the buffer as it was.
+/// Allocates everything that writing a tensor needs, and returns an `NPU_STATUS_*`. A log line
+/// gives the reason of a failure, which leaves the buffer as it was.
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and is in it.
@@ -165,7 +167,7 @@ pub unsafe extern "C" fn npu_buffer_prepare(
     buffer: *const NpuBuffer,
     tensor: *const NpuTensor,
 ) -> u32 {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let (Some(buffer), Some(tensor)) = (unsafe { buffer.as_ref() }, unsafe { tensor.as_ref() })
     else {
         return NPU_STATUS_FAILED;
@@ -200,7 +202,7 @@ pub unsafe extern "C" fn npu_buffer_set(
     offset: usize,
     size: usize,
 ) -> u32 {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let (Some(buffer), Some(tensor)) = (unsafe { buffer.as_ref() }, unsafe { tensor.as_ref() })
     else {
         return NPU_STATUS_FAILED;
@@ -209,14 +211,14 @@ pub unsafe extern "C" fn npu_buffer_set(
         if let Some(bytes) = buffer.buffer.shared_bytes(data.addr(), size) {
             return write(buffer, tensor, offset, size, Content::Bytes(&bytes));
         }
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         let data = unsafe { Region::new(data.cast(), size) };
         let content = Content::Bytes(data.bytes(0, size));
         write(buffer, tensor, offset, size, content)
     })
 }
 
-/// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; returns as
+/// Fills bytes `[offset, offset + size)` of a tensor and packs the affected rows; returns as
 /// `npu_buffer_set`.
 ///
 /// # Safety
@@ -229,7 +231,7 @@ pub unsafe extern "C" fn npu_buffer_fill(
     offset: usize,
     size: usize,
 ) -> u32 {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let (Some(buffer), Some(tensor)) = (unsafe { buffer.as_ref() }, unsafe { tensor.as_ref() })
     else {
         return NPU_STATUS_FAILED;
@@ -256,7 +258,7 @@ fn write(
     ::log::error!("cannot write {}: {error}", described.name);
     match error {
         Error::Released { .. } => buffer.fail(),
-        // The bytes are there; only their packed form is not, and each use packs them.
+        // The bytes are stored; only packing failed, so each use packs them again.
         _ => NPU_STATUS_OK,
     }
 }
@@ -289,7 +291,7 @@ pub unsafe extern "C" fn npu_buffer_get(
     }
     // SAFETY: valid for writes by the caller's promise; ggml's buffers are initialized memory.
     let out = unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), size) };
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let (buffer, tensor) = (unsafe { buffer.as_ref() }, unsafe { tensor.as_ref() });
     let status = match (buffer, tensor) {
         (Some(buffer), Some(tensor)) => buffer.guarded("npu_buffer_get", || {
@@ -319,7 +321,7 @@ pub unsafe extern "C" fn npu_buffer_get(
 /// `buffer` is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_buffer_clear(buffer: *const NpuBuffer, value: u8) {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let Some(buffer) = (unsafe { buffer.as_ref() }) else {
         return;
     };

@@ -3,11 +3,11 @@
 //! follows, such as an encoder's.
 //!
 //! ggml asks about every node of a graph before it computes the graph, and about every weight when
-//! it loads a model. Then it hands over graphs: one for each stretch of nodes between nodes of
-//! other devices. The device computes the nodes of a graph in one or more lists, because the CPU
-//! computes others in between. Nodes that the device does not compute are never seen here, so the
-//! refused questions stand for them. Nodes of a list that the CPU computes faster are noted as
-//! they are left to it.
+//! it loads a model. Then it hands over graphs: one for each range of nodes between nodes of other
+//! devices. The device computes the nodes of a graph in one or more lists, because the CPU computes
+//! others in between. Nodes that the device does not compute are never seen here, so the refused
+//! questions count instead. Nodes of a list that the CPU computes faster are recorded when they are
+//! left to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -24,12 +24,12 @@ const MAX_REASONS: usize = 4;
 /// Most names that are kept for one reason, so that a program without an end fills no memory.
 const MAX_NAMES: usize = 4096;
 
-/// The share of one device in the models at hand.
+/// The share of one device in the current models.
 #[derive(Debug, Default)]
 pub(super) struct Coverage {
     /// `true` while a context has no line about a token: questions are noted.
     notes: AtomicBool,
-    /// `true` while the graph at hand is one of such a context: its nodes are counted.
+    /// `true` while the current graph is one of such a context: its nodes are counted.
     counts: AtomicBool,
     seen: Mutex<Seen>,
 }
@@ -41,15 +41,15 @@ pub(super) type ContextId = u64;
 struct Seen {
     /// Names of nodes that were refused since the last graph, by operation and reason.
     nodes: BTreeMap<(String, Refusal), BTreeSet<String>>,
-    /// Weights that no memory of the device takes, with the reason of the last question.
+    /// Weights that no memory of the device accepts, with the reason of the last question.
     weights: BTreeMap<String, Refusal>,
     /// `true` if these are the weights of the next model.
     loads_next: bool,
-    /// `true` if a graph has begun of which no node has been seen.
+    /// `true` if a graph has begun, but none of its nodes has been seen.
     begins_graph: bool,
     contexts: BTreeMap<ContextId, Logged>,
     last_context: ContextId,
-    /// The context of the graph at hand.
+    /// The context of the current graph.
     owner: ContextId,
     round: Round,
 }
@@ -67,7 +67,7 @@ enum ListId {
     /// The number of a graph.
     Graph(u64),
     /// The [`full_name`] of the first node of a list without a number: a part of a graph whose
-    /// other parts the CPU computes, or of one that ggml shares out over several devices.
+    /// other parts the CPU computes, or of one that ggml divides among several devices.
     First(String),
 }
 
@@ -81,14 +81,15 @@ fn full_name(operation: &Operation) -> String {
 /// The lists of one computation of a graph.
 #[derive(Debug, Default)]
 struct Round {
-    /// The lists so far. One that comes again begins the next token.
+    /// The lists so far. If one of them comes again, the next token has begun.
     ids: BTreeSet<ListId>,
     /// Graphs that ggml handed over.
     splits: usize,
     nodes: usize,
     /// Rows of the largest product with weights; 0 if there is none.
     rows: usize,
-    /// `true` if a node writes what outlives the graph, as a decoder's caches. Its tokens follow.
+    /// `true` if a node writes data that outlives the graph, as a decoder's caches do; then tokens
+    /// follow.
     writes_state: bool,
 }
 
@@ -160,7 +161,7 @@ impl Coverage {
                 .get(&context)
                 .is_some_and(|logged| !logged.token);
             if !counts {
-                // The questions were about this graph.
+                // ggml's questions so far were about this graph, which is not counted.
                 seen.nodes.clear();
             }
             self.counts.store(counts, Ordering::Relaxed);
@@ -168,12 +169,12 @@ impl Coverage {
         })
     }
 
-    /// Returns `true` if the nodes of the graph at hand are counted.
+    /// Returns `true` if the nodes of the current graph are counted.
     pub(super) fn counts(&self) -> bool {
         self.counts.load(Ordering::Relaxed)
     }
 
-    /// Notes that the CPU is about to write what outlives the graph at hand.
+    /// Records that the CPU is about to write data that outlives the current graph.
     pub(super) fn cpu_writes_state(&self) {
         self.with(|seen| seen.round.writes_state = true);
     }
@@ -246,7 +247,7 @@ impl Coverage {
         self.with(|seen| {
             let mut line = None;
             if seen.owner == context {
-                // No token follows it.
+                // The context ends, so this graph is not followed by the graph of another token.
                 seen.round.writes_state = false;
                 line = self.end_round(seen, device);
             }
@@ -256,13 +257,13 @@ impl Coverage {
         })
     }
 
-    /// Ends the round at hand if list `id` begins the next one, and returns the line about it.
+    /// Ends the current round if list `id` begins the next one, and returns the line about it.
     fn line_before(&self, seen: &mut Seen, device: &str, id: &ListId) -> Option<String> {
         let is_next = seen.round.ids.contains(id);
         is_next.then(|| self.end_round(seen, device)).flatten()
     }
 
-    /// Ends the round at hand, and returns its line if it is to be logged.
+    /// Ends the current round, and returns its line if it is to be logged.
     fn end_round(&self, seen: &mut Seen, device: &str) -> Option<String> {
         let unlogged = match (seen.contexts.get_mut(&seen.owner), &seen.round) {
             (Some(logged), Round { rows: 1, .. }) => Some(&mut logged.token),
@@ -283,7 +284,7 @@ impl Coverage {
         line
     }
 
-    /// Decides what is noted and counted from now on.
+    /// Decides which nodes are recorded and counted after this.
     fn decide(&self, seen: &Seen) {
         let notes = seen.contexts.values().any(|logged| !logged.token);
         let counts = (seen.contexts.get(&seen.owner)).is_some_and(|logged| !logged.token);
@@ -297,12 +298,12 @@ impl Coverage {
 }
 
 impl Seen {
-    /// Counts the graph at hand once.
+    /// Counts the current graph once.
     fn count_graph(&mut self) {
         self.round.splits += usize::from(std::mem::take(&mut self.begins_graph));
     }
 
-    /// Notes a node of the graph at hand that another device computes.
+    /// Notes a node of the current graph that another device computes.
     fn refused(&mut self, op: &str, name: &str, reason: Refusal) {
         let names = self.nodes.entry((op.to_owned(), reason)).or_default();
         if names.len() < MAX_NAMES {
@@ -310,7 +311,7 @@ impl Seen {
         }
     }
 
-    /// Notes the answer to the loader, which asks about an operation without a name for each memory
+    /// Records an answer to the model loader, which asks about an unnamed operation for each memory
     /// that a weight could be in.
     fn answered_weight<'a>(
         &mut self,
@@ -360,7 +361,7 @@ impl Seen {
         if let Some(rest) = reasons.len().checked_sub(MAX_REASONS + 1) {
             let _ = write!(line, "; and {} more reasons", rest + 1);
         }
-        // A weight elsewhere that cuts nothing has nothing to explain.
+        // Weights outside the device need no explanation if they do not cut the graph.
         let is_cut = refused > 0 || splits > 1;
         if let Some((name, reason)) = self.weights.first_key_value().filter(|_| is_cut) {
             let count = self.weights.len();

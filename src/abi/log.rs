@@ -22,8 +22,8 @@ pub(super) fn install(host: Option<&NpuHost>) {
     if let Some(host) = host {
         HOST.get_or_init(|| *host);
     }
-    // A Rust program that links this crate may have its own logger; then the lines go there, and
-    // the program chooses which of them it shows.
+    // A Rust program that links this crate may have a logger already. Then the lines go there, and
+    // that logger decides which of them it shows.
     if log::set_logger(&HostLog).is_ok() {
         IS_OURS.store(true, Ordering::Relaxed);
     }
@@ -79,8 +79,8 @@ impl log::Log for HostLog {
             log::Level::Info => NPU_LOG_INFO,
             log::Level::Debug | log::Level::Trace => NPU_LOG_DEBUG,
         };
-        // A Rust program may send ggml's lines to `log` itself, and they would come back here for
-        // ever.
+        // A Rust program may forward ggml's log lines to the `log` crate. Without this flag they
+        // would return here in an endless loop.
         if IS_GIVING.replace(true) {
             return;
         }

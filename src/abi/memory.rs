@@ -1,4 +1,4 @@
-//! The memory that each device reports, and what its buffers hold of it.
+//! The memory that each device reports, and the part that its buffers use.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use super::DeviceEntry;
 use crate::backend::{Share, shares};
 use crate::host_memory::system_memory;
 
-/// Bytes of the machine that simulated devices are in, if the user says so.
+/// Bytes of the machine that simulated devices are in, if the user sets them.
 static SIMULATED: OnceLock<usize> = OnceLock::new();
 
 /// Bytes that a buffer holds of its device's memory, until it is dropped.
@@ -17,7 +17,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Adds `bytes` to what a device's buffers hold.
+    /// Adds `bytes` to the sum of a device's buffers.
     pub(super) fn new(sum: &'static AtomicUsize, bytes: usize) -> Self {
         sum.fetch_add(bytes, Ordering::Relaxed);
         Self { bytes, sum }
@@ -30,10 +30,10 @@ impl Drop for Held {
     }
 }
 
-/// Has the machine of simulated devices have so many bytes, and nothing in them but the devices'
-/// buffers.
+/// Sets the memory of the machine of simulated devices, in which only the devices' buffers use
+/// memory.
 pub(super) fn simulate(bytes: usize) {
-    // Later ones change nothing.
+    // Only the first call has an effect.
     let _ = SIMULATED.set(bytes);
 }
 
@@ -47,7 +47,7 @@ pub(super) fn of_machine(held: impl IntoIterator<Item = usize>) -> Share {
     }
 }
 
-/// Returns what a device reports of the memory that all of them share.
+/// Returns the memory that a device reports: its part of the memory that all devices share.
 pub(super) fn of_device(devices: &[DeviceEntry], device: usize) -> Share {
     let held: Vec<usize> = devices.iter().map(DeviceEntry::held_bytes).collect();
     let shares = shares(of_machine(held.iter().copied()), &held);

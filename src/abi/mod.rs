@@ -1,4 +1,4 @@
-//! The functions of `include/npu.h`, called by `ggml-glue/`: check what came in, catch panics, call
+//! The functions of `include/npu.h`, called by `ggml-glue/`: check arguments, catch panics, call
 //! `backend`. No logic.
 //!
 //! A panic never crosses into C: it becomes a log line and the failure value of the function.
@@ -44,7 +44,7 @@ pub struct NpuBackend {
     /// The shares of its device in the models.
     coverage: &'static Coverage,
     context: ContextId,
-    /// An internal error left it in a state that is not known.
+    /// An internal error left the stream in an unknown state.
     failed: AtomicBool,
 }
 
@@ -56,8 +56,8 @@ impl NpuBackend {
         tell(self.coverage.computed(device, uid, operations));
     }
 
-    /// Runs `compute`, which returns an `NPU_STATUS_*`. A panic in it is a failure, and so is all
-    /// that is asked of this stream afterwards.
+    /// Runs `compute`, which returns an `NPU_STATUS_*`. A panic in it is a failure, and so is every
+    /// later call for this stream.
     fn guarded(&self, what: &str, compute: impl FnOnce() -> u32) -> u32 {
         if is_forked() {
             return NPU_STATUS_FAILED;
@@ -84,7 +84,7 @@ struct DeviceEntry {
 }
 
 impl DeviceEntry {
-    /// Returns the bytes of the device's buffers, and of what it holds besides.
+    /// Returns the bytes of the device's buffers and of its other memory.
     fn held_bytes(&self) -> usize {
         self.held_bytes.load(Ordering::Relaxed) + self.device.bytes_beside()
     }
@@ -92,10 +92,10 @@ impl DeviceEntry {
 
 static DEVICES: OnceLock<Vec<DeviceEntry>> = OnceLock::new();
 
-/// `true` in a process that was forked from the one that opened the devices.
+/// `true` in a child process that was forked after the parent had opened the devices.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Lets the processes that are forked from this one know that they are.
+/// Makes processes that are forked from this one able to detect that they are.
 ///
 /// llama.cpp asks about every operation of a graph: a flag, because a comparison of process numbers
 /// is a call into the kernel each time.
@@ -138,15 +138,16 @@ fn guard<T>(what: &str, fallback: T, f: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Logs a line about what of a model runs where.
+/// Logs a line about where the nodes of a model run.
 fn tell(line: Option<String>) {
     if let Some(line) = line {
-        // llama.cpp's programs show lines of information only if more of them are asked for.
+        // A warning, because llama.cpp's programs hide lines of level "info" unless the user asks
+        // for them.
         ::log::warn!("{line}");
     }
 }
 
-/// Drops a value of the C border, unless it is the parent's of a process that was forked.
+/// Drops a value of the C interface, unless it is the parent's of a process that was forked.
 fn release<T>(what: &str, value: Box<T>) {
     if is_forked() {
         std::mem::forget(value);
@@ -165,7 +166,7 @@ fn entry(device: usize) -> Option<&'static DeviceEntry> {
 /// `host` is NULL or points to a struct whose function may be called at any later time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_start(host: *const NpuHost) -> usize {
-    // SAFETY: the caller promises that it is NULL or valid.
+    // SAFETY: the caller guarantees that the pointer is NULL or valid.
     let host = unsafe { host.as_ref() };
     guard("npu_start", 0, || DEVICES.get_or_init(|| start(host)).len())
 }
@@ -203,7 +204,7 @@ fn start(host: Option<&NpuHost>) -> Vec<DeviceEntry> {
     entries.collect()
 }
 
-/// Returns the name of a device, or "" if there is no such device.
+/// Returns the name of a device, or "" if the device does not exist.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_device_name(device: usize) -> *const c_char {
     entry(device).map_or(c"".as_ptr(), |entry| entry.name.as_ptr())
@@ -231,21 +232,21 @@ pub unsafe extern "C" fn npu_device_memory(
         let devices = DEVICES.get().filter(|_| !is_forked());
         devices.map_or((0, 0), |devices| memory::of_device(devices, device))
     });
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { free_bytes.write(free) };
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { total_bytes.write(total) };
 }
 
 /// Returns `true` if the device computes a node. Reads metadata only. In a process that was forked
-/// from the one that opened the NPU, `true` for every node: graphs fail there, and no other backend
-/// may compute them.
+/// after the NPU was opened, `true` for every node: graphs fail there, and no other backend may
+/// compute them.
 ///
 /// # Safety
 /// `node` is valid, and so are the names and buffers in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) -> bool {
-    // SAFETY: the caller promises that it is NULL or valid.
+    // SAFETY: the caller guarantees that the pointer is NULL or valid.
     let Some(node) = (unsafe { node.as_ref() }) else {
         return false;
     };
@@ -254,8 +255,9 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
             return false;
         };
         if is_forked() {
-            // Its graph fails. The CPU would read NaN for packed weights, and write it into caches
-            // of the parent.
+            // After a fork, claim the operation: its graph then fails. The CPU backend would read
+            // NaN for packed weights and write it into caches that are shared with the parent
+            // process.
             return true;
         }
         let refusal = match operation(node) {
@@ -279,7 +281,7 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
 /// `node` is valid, and so are the buffers in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_mark_cpu_reader(node: *const NpuNode) {
-    // SAFETY: the caller promises that it is NULL or valid.
+    // SAFETY: the caller guarantees that the pointer is NULL or valid.
     let Some(node) = (unsafe { node.as_ref() }) else {
         return;
     };
@@ -289,7 +291,7 @@ pub unsafe extern "C" fn npu_mark_cpu_reader(node: *const NpuNode) {
         }
         let operands = node.src.iter().chain([&node.dst]);
         for tensor in operands.filter(|tensor| tensor.role == NPU_ROLE_STATE) {
-            // SAFETY: the caller promises that it is NULL or alive.
+            // SAFETY: the caller guarantees that the pointer is NULL or its target alive.
             if let Some(buffer) = unsafe { tensor.buffer.cast_const().as_ref() } {
                 buffer.buffer.mark_cpu_reader();
             }
@@ -304,7 +306,7 @@ pub unsafe extern "C" fn npu_mark_cpu_reader(node: *const NpuNode) {
 /// `node` is valid, and so are the names and the buffers in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) -> bool {
-    // SAFETY: the caller promises that it is NULL or valid.
+    // SAFETY: the caller guarantees that the pointer is NULL or valid.
     let Some(node) = (unsafe { node.as_ref() }) else {
         return false;
     };
@@ -331,33 +333,33 @@ pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) ->
     })
 }
 
-/// Makes what the device wrote of a tensor visible to the CPU, which is about to read or write it
-/// in place. What the CPU wrote of it before has passed [`npu_take_from_cpu`].
+/// Makes the device's writes to a tensor visible to the CPU, which is about to read or write it in
+/// place. The CPU's earlier writes to it have passed [`npu_take_from_cpu`].
 ///
 /// # Safety
 /// `tensor` is valid, and so is its buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_show_to_cpu(tensor: *const NpuTensor) {
-    // SAFETY: the caller promises that it is NULL or valid.
+    // SAFETY: the caller guarantees that the pointer is NULL or valid.
     let tensor = unsafe { tensor.as_ref() };
     guard("npu_show_to_cpu", (), || {
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         if let Some((buffer, tensor)) = tensor.and_then(|tensor| unsafe { in_buffer(tensor) }) {
             buffer.show_to_cpu(&tensor);
         }
     });
 }
 
-/// Makes what the CPU wrote of a tensor in place visible to the device.
+/// Makes the CPU's writes in place to a tensor visible to the device.
 ///
 /// # Safety
 /// `tensor` is valid, and so is its buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_take_from_cpu(tensor: *const NpuTensor) {
-    // SAFETY: the caller promises that it is NULL or valid.
+    // SAFETY: the caller guarantees that the pointer is NULL or valid.
     let tensor = unsafe { tensor.as_ref() };
     guard("npu_take_from_cpu", (), || {
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         if let Some((buffer, tensor)) = tensor.and_then(|tensor| unsafe { in_buffer(tensor) }) {
             buffer.take_from_cpu(&tensor);
         }
@@ -365,18 +367,17 @@ pub unsafe extern "C" fn npu_take_from_cpu(tensor: *const NpuTensor) {
 }
 
 /// Returns `false` for a tensor whose bytes were released, or whose buffer an error left
-/// unfinished: the CPU would find zeros, where the device computes all the same, or says that it
-/// cannot.
+/// unfinished: the CPU would read zeros, while the device can still compute, or reports an error.
 ///
 /// # Safety
 /// The tensor's buffer is NULL or alive.
 unsafe fn is_there(tensor: &NpuTensor) -> bool {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let handle = unsafe { tensor.buffer.cast_const().as_ref() };
     if handle.is_some_and(NpuBuffer::has_failed) {
         return false;
     }
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let operand = unsafe { in_buffer(tensor) };
     operand.is_none_or(|(buffer, tensor)| buffer.has_bytes(&tensor))
 }
@@ -389,7 +390,7 @@ unsafe fn in_buffer(tensor: &NpuTensor) -> Option<(&dyn Buffer, Tensor<'_>)> {
     if is_forked() {
         return None;
     }
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let handle = unsafe { tensor.buffer.cast_const().as_ref() }?;
     let mut described = metadata(tensor)?;
     handle.check(tensor, described.span().len()).ok()?;
@@ -408,8 +409,8 @@ pub extern "C" fn npu_device_buffers(device: usize) -> u32 {
     }
 }
 
-/// Makes a stream of graphs for a device. Returns NULL if there is no such device, or if this
-/// process was forked from the one that opened it.
+/// Makes a stream of graphs for a device. Returns NULL if the device does not exist, or if this
+/// process was forked after it was opened.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_backend_new(device: usize) -> *mut NpuBackend {
     let entry = entry(device).filter(|_| !is_forked());
@@ -430,9 +431,10 @@ pub extern "C" fn npu_backend_new(device: usize) -> *mut NpuBackend {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_backend_free(backend: *mut NpuBackend) {
     if !backend.is_null() {
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         let backend = unsafe { Box::from_raw(backend) };
-        // A thread of the parent may have held the lock of the counts.
+        // Skipped in a forked child: a thread of the parent may have held the counters' lock at the
+        // fork.
         if !is_forked() {
             tell(
                 backend
@@ -457,7 +459,7 @@ pub unsafe extern "C" fn npu_backend_replay(
     uid: u64,
     status: *mut u32,
 ) -> bool {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let Some(backend) = (unsafe { backend.as_ref() }) else {
         return false;
     };
@@ -480,7 +482,7 @@ pub unsafe extern "C" fn npu_backend_replay(
     if !known {
         return false;
     }
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { status.write(code) };
     true
 }
@@ -488,7 +490,7 @@ pub unsafe extern "C" fn npu_backend_replay(
 /// Logs an error of a graph and returns its `NPU_STATUS_*`.
 fn failed_with(stream: &dyn Stream, what: &str, error: &Error) -> u32 {
     match error {
-        // It begins with the device's name.
+        // The error's text begins with the device's name.
         Error::DeviceLost { .. } => ::log::error!("{error}"),
         _ => ::log::error!("{}:{what} {error}", stream.device_name()),
     }
@@ -514,14 +516,14 @@ pub unsafe extern "C" fn npu_backend_compute(
     nodes: *const NpuNode,
     n_nodes: usize,
 ) -> u32 {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let Some(backend) = (unsafe { backend.as_ref() }) else {
         return NPU_STATUS_FAILED;
     };
     if n_nodes == 0 {
         return NPU_STATUS_OK;
     }
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let nodes = unsafe { std::slice::from_raw_parts(nodes, n_nodes) };
     let failed = |GraphError { node: index, error }: GraphError| {
         let node = index.and_then(|index| nodes.get(index));
@@ -571,7 +573,7 @@ unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<Node<'a>> {
     let mut sources: [Option<&dyn Buffer>; MAX_SOURCES] = [None; MAX_SOURCES];
     for (index, (from, src)) in node.src.iter().zip(&mut operation.src).enumerate() {
         let Some(src) = src else { continue };
-        // SAFETY: NULL or alive by the caller's promise.
+        // SAFETY: the caller promises that the pointer is NULL or to a live object.
         let handle = unsafe { from.buffer.cast_const().as_ref() };
         if let Some(handle) = handle {
             handle.check(from, span(src))?;
@@ -583,7 +585,7 @@ unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<Node<'a>> {
             src.memory = Some(unsafe { Region::new(from.data.cast(), span(src)) });
         }
     }
-    // SAFETY: NULL or alive by the caller's promise.
+    // SAFETY: the caller promises that the pointer is NULL or to a live object.
     let handle = unsafe { node.dst.buffer.cast_const().as_ref() };
     if let Some(handle) = handle {
         handle.check(&node.dst, span(&operation.dst))?;

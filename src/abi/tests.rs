@@ -1,5 +1,5 @@
-//! Tests of the values that the border hands on to the backend. `tests/abi/` tests its functions as
-//! C calls them.
+//! Tests of the values that the C interface hands on to the backend. `tests/abi/` tests its
+//! functions as C calls them.
 
 use super::*;
 

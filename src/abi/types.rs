@@ -82,7 +82,7 @@ pub const NPU_PLACE_DEVICE: u32 = 4;
 pub const NPU_ROLE_RESULT: u32 = 0;
 /// `npu_tensor.role`: weights.
 pub const NPU_ROLE_WEIGHTS: u32 = 1;
-/// `npu_tensor.role`: what outlives a graph or comes from outside of it: caches, inputs.
+/// `npu_tensor.role`: data that outlives a graph or comes from outside of it: caches, inputs.
 pub const NPU_ROLE_STATE: u32 = 2;
 
 /// `npu_device_buffers`: computed tensors in any host memory, weights in a separate buffer type.
@@ -97,7 +97,7 @@ pub const NPU_BUFFERS_SHARED: u32 = 3;
 
 /// The graph was computed.
 pub const NPU_STATUS_OK: u32 = 0;
-/// The graph was not computed completely; a log line says why.
+/// The graph was not computed completely; a log line gives the reason.
 pub const NPU_STATUS_FAILED: u32 = 1;
 /// No memory to compute the graph with.
 pub const NPU_STATUS_ALLOC_FAILED: u32 = 2;
@@ -139,8 +139,7 @@ pub struct NpuTensor {
     /// The buffer of ours that it is in, if it is; NULL for ggml's dummy buffers.
     pub buffer: *mut NpuBuffer,
     /// ggml's function that dequantizes to F32; NULL unless `dtype` is `NPU_DTYPE_QUANTIZED`.
-    // Private, so that only C fills it in, with the promise that it is the function of the tensor's
-    // type.
+    // Private: only C sets it, and promises that the function belongs to the tensor's type.
     to_float: Option<unsafe extern "C" fn(src: *const c_void, dst: *mut f32, n: i64)>,
     /// Name for log lines; may be NULL.
     pub name: *const c_char,
@@ -185,8 +184,8 @@ impl ToFloat {
 impl Dequantize for ToFloat {
     fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
         let n = i64::try_from(out.len()).unwrap_or(0);
-        // SAFETY: ggml's own function for the type of these blocks, and `out` has as many elements
-        // as they hold, because `repack` cuts both by whole rows.
+        // SAFETY: this is ggml's function for the type of these blocks. `out` has as many elements
+        // as the blocks, because `repack` cuts both at row boundaries.
         unsafe { (self.0)(blocks.as_ptr().cast(), out.as_mut_ptr(), n) };
     }
 }
@@ -248,7 +247,7 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
         shape.ne[i] = usize::try_from(tensor.ne[i]).ok()?;
         shape.nb[i] = usize::try_from(tensor.nb[i]).ok()?;
     }
-    // Everything below the border counts on it.
+    // Everything inside the Rust side relies on this check.
     if !shape.is_addressable(dtype) {
         return None;
     }
@@ -307,7 +306,7 @@ unsafe fn text<'a>(text: *const c_char) -> &'a str {
     if text.is_null() {
         return "?";
     }
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("?")
 }
 

@@ -15,14 +15,14 @@ pub enum Absence {
     NotChosen,
     /// The machine indicates an NPU that cannot be used; the text gives the reason.
     Unusable(String),
-    /// It could not be started.
+    /// The device could not be started.
     Failed(Error),
 }
 
 /// A device that is absent.
 #[derive(Debug)]
 pub struct Absent {
-    /// Its name in ggml.
+    /// The device's name in ggml.
     pub name: String,
     /// The reason.
     pub reason: Absence,
@@ -81,8 +81,8 @@ impl Discovery {
         });
     }
 
-    /// Has a device that the user named, and that is not there, reported as loudly as one that
-    /// cannot be used.
+    /// Reports a device that the user named and that does not exist as loudly as one that cannot be
+    /// used.
     pub fn expect(&mut self, name: &str) {
         let is_it = |other: &str| other.eq_ignore_ascii_case(name);
         if self.devices.iter().any(|device| is_it(device.name())) {
@@ -106,7 +106,7 @@ impl Discovery {
         }
     }
 
-    /// Adds what another search found.
+    /// Adds the results of another search.
     pub fn append(&mut self, other: Self) {
         self.devices.extend(other.devices);
         self.absent.extend(other.absent);

@@ -8,8 +8,8 @@ use crate::config::Config;
 use crate::packfile::Packs;
 use crate::{hexagon, rockchip};
 
-/// Finds the devices that `config` asks for or that the machine has, and the reasons why others are
-/// not there.
+/// Finds the devices that `config` requests or that the machine has, and the reasons why others are
+/// missing.
 ///
 /// ```
 /// use ggml_rust_npu::{backend, config::Config};

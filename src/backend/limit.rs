@@ -1,4 +1,4 @@
-//! The bound of a multiplication on a chip.
+//! The fastest possible time of a multiplication on a chip.
 
 /// The work of a multiplication, and the fastest that a chip could do it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,14 +12,14 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Returns the least nanoseconds that `ops` operations take: the time to read the weights, or
-    /// the time of the arithmetic if that is longer.
+    /// Returns a lower bound for the time of `ops` operations in nanoseconds: the time to read the
+    /// weights or the time of the arithmetic, whichever is longer.
     #[must_use]
     pub fn least_ns(&self, ops: f64) -> f64 {
         self.memory_ns().max(ops / self.ops_per_ns)
     }
 
-    /// Returns the nanoseconds that reading the weights takes.
+    /// Returns the time to read the weights, in nanoseconds.
     #[must_use]
     pub fn memory_ns(&self) -> f64 {
         self.weight_bytes as f64 / self.bytes_per_ns

@@ -1,6 +1,6 @@
-//! A device, its buffers and its streams of graphs, as the C border and the tool see them. Each
+//! A device, its buffers and its streams of graphs, as the C interface and the tool see them. Each
 //! family of NPUs implements the three traits in its own folder. Only [`find_devices`], [`offline`]
-//! and the border know both families.
+//! and the C interface know both families.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -23,22 +23,22 @@ mod limit;
 pub mod offline;
 mod share;
 
-/// The memory that a device's tensors live in.
+/// The kinds of memory for a device's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffers {
-    /// Computed ones in any host memory, weights packed.
+    /// Computed tensors in any host memory, weights packed.
     HostAndPacked,
-    /// Computed ones in memory that the device shares with the CPU, weights packed.
+    /// Computed tensors in memory that the device shares with the CPU, weights packed.
     SharedAndPacked,
-    /// All in memory that the device shares with the CPU.
+    /// All tensors in memory that the device shares with the CPU.
     Shared,
-    /// All in memory that the CPU reaches by set and get only.
+    /// All tensors in memory that the CPU reaches by set and get only.
     One,
 }
 
 /// An NPU.
 pub trait Device: Debug + Send + Sync {
-    /// Its name in ggml.
+    /// Returns the device's name in ggml.
     fn name(&self) -> &str;
 
     /// Returns the chip, library, and whether it is simulated, in one line.
@@ -50,18 +50,19 @@ pub trait Device: Debug + Send + Sync {
     /// Returns `true` if the vendor's library is the stand-in.
     fn is_simulated(&self) -> bool;
 
-    /// Returns the free and total bytes that weights can use, of the free and total bytes that the
-    /// device may take of the machine's memory.
+    /// Returns the free and total bytes that weights can use, given the free and total bytes that
+    /// the device may use of the machine's memory.
     fn memory(&self, share: Share) -> Share;
 
     /// Returns the memory that its tensors live in.
     fn buffers(&self) -> Buffers;
 
-    /// Returns the bytes of memory that it holds besides its buffers: packed forms of weights that
-    /// are in ggml's layout.
+    /// Returns the bytes of memory that it holds in addition to its buffers: packed forms of
+    /// weights that are in ggml's layout.
     fn bytes_beside(&self) -> usize;
 
-    /// Gives back what it holds for weights at addresses of host memory that is about to be freed.
+    /// Frees the memory that it holds for weights at addresses of host memory that is about to be
+    /// freed.
     fn invalidate(&self, _memory: Range<usize>) {}
 
     /// Returns the alignment of tensors in a buffer, in bytes.
@@ -70,8 +71,8 @@ pub trait Device: Debug + Send + Sync {
     /// Returns the bytes of the largest buffer.
     fn max_buffer_bytes(&self) -> usize;
 
-    /// Returns the bytes that a tensor takes in a buffer for weights: its own, or those of its
-    /// packed form if that is larger.
+    /// Returns the size of a tensor in a buffer for weights, in bytes: that of ggml's layout or of
+    /// the packed form, whichever is larger.
     fn packed_bytes(&self, tensor: &Tensor) -> usize;
 
     /// Returns why the device does not compute an operation; `None` if it does. Reads metadata
@@ -118,9 +119,9 @@ pub trait Device: Debug + Send + Sync {
 /// The bytes that a write puts into a tensor.
 #[derive(Clone, Copy, Debug)]
 pub enum Content<'a> {
-    /// These bytes.
+    /// The bytes of a slice.
     Bytes(&'a [u8]),
-    /// One byte everywhere.
+    /// All bytes are this one.
     Fill(u8),
 }
 
@@ -150,10 +151,11 @@ pub trait Buffer: Any + Debug + Send + Sync {
     /// must not read unasked.
     fn shared_bytes(&self, address: usize, bytes: usize) -> Option<Vec<u8>>;
 
-    /// Makes what a tensor needs to be written, so that a lack of it fails the load of a model.
+    /// Allocates everything that writing a tensor needs, so that a lack of memory fails the load of
+    /// a model.
     ///
     /// # Errors
-    /// `OutOfMemory` or `OutOfDescriptors` if there is no room for a packed form.
+    /// `OutOfMemory` or `OutOfDescriptors` without room for a packed form.
     fn prepare(&self, _tensor: &Tensor) -> Result<()> {
         Ok(())
     }
@@ -161,8 +163,8 @@ pub trait Buffer: Any + Debug + Send + Sync {
     /// Writes the bytes `[offset, offset + size)` of a tensor, and packs them if it is a weight.
     ///
     /// # Errors
-    /// `OutOfMemory` if there is no room for a packed form; `Released` for a part of a tensor whose
-    /// other bytes were released.
+    /// `OutOfMemory` without room for a packed form; `Released` for a part of a tensor whose other
+    /// bytes were released.
     ///
     /// # Panics
     /// If the range is not inside the buffer.
@@ -185,20 +187,21 @@ pub trait Buffer: Any + Debug + Send + Sync {
     /// Fills the whole buffer; nothing in it is packed any more.
     fn clear(&self, value: u8);
 
-    /// Has no graph of the device computed again without its nodes.
+    /// Makes the device compute no graph again without its nodes, because recorded commands may be
+    /// wrong.
     fn forget_graphs(&self);
 
     /// Notes that the CPU computes with a cache in this buffer, which it reads and writes in place.
     fn mark_cpu_reader(&self);
 
-    /// Makes what the device wrote of a tensor visible to the CPU, which is about to read or write
-    /// it in place. The CPU has written nothing of it that was not [taken][Self::take_from_cpu].
+    /// Makes the device's writes to a tensor visible to the CPU, which is about to read or write it
+    /// in place. All of the CPU's earlier writes were [taken][Self::take_from_cpu].
     ///
     /// # Panics
     /// If the tensor is not inside the buffer.
     fn show_to_cpu(&self, tensor: &Tensor);
 
-    /// Makes what the CPU wrote of a tensor in place visible to the device.
+    /// Makes the CPU's writes in place to a tensor visible to the device.
     ///
     /// # Panics
     /// If the tensor is not inside the buffer.
@@ -246,7 +249,7 @@ pub trait Stream: Debug + Send + Sync {
     ///   if it has none
     ///
     /// # Errors
-    /// The device's; some results may have been written.
+    /// An error of the device; some results may have been written.
     fn submit(&self, uid: u64, nodes: &mut [Node]) -> std::result::Result<(), GraphError>;
 
     /// Computes again a graph that [`Self::submit`] has computed under the number `uid`. Returns

@@ -20,13 +20,13 @@ use crate::tensor::Dequantize;
 /// A weight as a model file has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Weight<'a> {
-    /// Its name.
+    /// The name of the weight.
     pub name: &'a str,
-    /// Its type.
+    /// The type of the weight.
     pub dtype: GgmlType,
     /// Elements in each dimension, innermost first.
     pub ne: [usize; 4],
-    /// Its bytes, in ggml's layout.
+    /// The bytes of the weight, in ggml's layout.
     pub data: &'a [u8],
     /// The result of [`RowSource::feedback`].
     pub feedback: &'a [Feedback],
@@ -35,7 +35,7 @@ pub struct Weight<'a> {
 /// The packed form of a weight.
 #[derive(Clone, Copy, Debug)]
 pub enum Form {
-    /// Native rows for Rockchip, and how INT4 ones are clipped.
+    /// Native rows for Rockchip, and the method that clips INT4 rows.
     Rockchip(rockchip::layout::WeightLayout, Method),
     /// Tiles for Hexagon.
     Hexagon(hexagon::layout::WeightLayout),
@@ -137,7 +137,7 @@ impl Form {
     /// - returns false if it was stopped; then the file is of no use
     ///
     /// # Errors
-    /// Those of the writer.
+    /// Errors of the writer.
     ///
     /// # Panics
     /// If the weight's type and shape are others than those of this form, or [`Self::can_pack`] is
@@ -231,7 +231,7 @@ impl Form {
     /// - `out`: receives its packed bytes; `scales`: its scales are appended
     ///
     /// # Panics
-    /// If the rows are not those of the piece, or if values are needed and there is no dequantizer.
+    /// If the rows are not those of the piece, or if values are needed and no dequantizer is given.
     pub fn pack(
         &self,
         piece: usize,
@@ -301,7 +301,7 @@ fn conversion_error(
                 }
             }
             _ => {
-                // PANIC: the table has it.
+                // PANIC: the table has an entry for Q8_0.
                 let q8_0 = dequantize::of(GgmlType::Q8_0).expect("a way from Q8_0");
                 q8_0.dequantize(&bytes, &mut have);
             }

@@ -6,8 +6,8 @@ pub type Share = (usize, usize);
 /// Divides the memory of a machine among devices that use it together. llama.cpp adds up what
 /// devices report, so the parts add up to the machine's memory.
 ///
-/// A device's part is what it holds and as much of the free memory as makes the parts equal. One
-/// that holds more than an equal part gets no free memory.
+/// A device's part is the memory that it already holds, plus as much free memory as makes the parts
+/// equal. A device that holds more than an equal part gets no free memory.
 ///
 /// - `held`: bytes of the buffers of each device, which the machine's free bytes do not contain
 /// - returns the free and total bytes of each device
@@ -21,7 +21,7 @@ pub fn shares((free, total): Share, held: &[usize]) -> Vec<Share> {
         .map(|held| level.saturating_sub(*held))
         .collect();
     let free = spread(free, &parts);
-    // The other programs' memory is nobody's, and is divided evenly.
+    // Memory that other programs use belongs to no device, so it is divided evenly among them.
     let used: usize = held.iter().sum();
     let others = spread(
         total - free.iter().sum::<usize>() - used,
@@ -32,8 +32,8 @@ pub fn shares((free, total): Share, held: &[usize]) -> Vec<Share> {
         .collect()
 }
 
-/// Returns what devices hold, or less in the same proportions if that is more than `used`: memory
-/// that was allocated and not written yet counts as free.
+/// Returns the bytes that devices hold. If their sum is above `used`, all are reduced in
+/// proportion, because memory that was allocated but not written yet counts as free.
 fn within(used: usize, held: &[usize]) -> Vec<usize> {
     let sum: u128 = held.iter().map(|&held| held as u128).sum();
     let limit = (used as u128).min(sum);
@@ -41,8 +41,8 @@ fn within(used: usize, held: &[usize]) -> Vec<usize> {
     held.iter().map(part).collect()
 }
 
-/// Returns the size of a part for which devices that hold less have `free` bytes left, in all and
-/// at most.
+/// Returns the size of a part such that the devices that hold less have `free` bytes left in all,
+/// and at most these.
 fn level(free: usize, held: &[usize]) -> usize {
     let mut sorted = held.to_vec();
     sorted.sort_unstable();
@@ -57,7 +57,7 @@ fn level(free: usize, held: &[usize]) -> usize {
     level
 }
 
-/// Adds what `parts` lack to `bytes` to them evenly, the first ones a byte more.
+/// Increases `parts` evenly until their sum is `bytes`; the first ones may get a byte more.
 fn spread(bytes: usize, parts: &[usize]) -> Vec<usize> {
     let rest = bytes - parts.iter().sum::<usize>();
     let n = parts.len().max(1);
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_device_that_holds_more_has_less_left() {
         assert_eq!(shares((8, 16), &[4, 0]), [(2, 8), (6, 8)]);
-        // More than an equal part.
+        // The first device uses more than an equal part.
         assert_eq!(shares((2, 16), &[10, 0, 2]), [(0, 11), (2, 3), (0, 2)]);
     }
 

@@ -3,7 +3,7 @@
 //! `pattern=choice,pattern=choice,…`: patterns are regular expressions that may match anywhere in
 //! the name, as in llama.cpp's `-ot`; the first one that matches decides. A comma inside brackets,
 //! or after a backslash, is part of the pattern: `blk\.\d{1,2}\.ffn=int8`. Without a match, F16
-//! weights are multiplied in FP16 and quantized ones in INT8, but for those on which results depend
+//! weights are multiplied in FP16 and quantized ones in INT8, except those on which results depend
 //! most.
 
 use regex_lite::Regex;
@@ -121,7 +121,7 @@ impl Rules {
         Ok(())
     }
 
-    /// Returns `true` if a rule asks for `choice`.
+    /// Returns `true` if a rule contains `choice`.
     #[must_use]
     pub fn ask_for(&self, choice: Choice) -> bool {
         self.0.iter().any(|rule| rule.choice == choice)
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(rules.choice("a_norm"), Some(Choice::Cpu));
         assert_eq!(rules.choice("x,y"), Some(Choice::Fp16));
         assert_eq!(rules.choice("blk.0.attn_q.weight"), Some(Choice::Int8));
-        // A bracket that is not closed takes in all that follows, and the rule is named as a whole.
+        // An unclosed bracket includes all text that follows, and the error names the whole rule.
         let error = Rules::parse("ffn{1=int8,attn=int8").unwrap_err();
         assert!(error.contains("ffn{1=int8,attn=int8"), "{error}");
     }

@@ -1,7 +1,7 @@
 //! The settings file: results of `ggml-npu bench` on a machine, which need no variables then.
 //!
 //! ```text
-//! # everything behind a # is for people
+//! # everything after a # is for people
 //! min_m.rk3588 = 5              multiplications of fewer rows are the CPU's
 //! min_m.rk3588.simulated = 2    the same, for the stand-in only
 //! k_max_int8.rk3588 = 4096      longer rows of INT8 weights are split into segments of K
@@ -22,13 +22,13 @@ use crate::rockchip::caps::{self, RkCaps};
 /// Name of the file in the user's folder of settings.
 const FILE: &str = "ggml-rust-npu.conf";
 
-/// Its variable.
+/// The variable that names another file.
 pub(super) const VARIABLE: &str = "GGML_RUST_NPU_CONFIG";
 
-/// Largest file that is read, in bytes: a line for each chip and comments take a few hundred.
+/// Largest file that is read, in bytes: a line for each chip and comments need a few hundred.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Why a file of settings is not understood.
+/// Reason why a file of settings is not understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadSettings {
     path: PathBuf,
@@ -104,8 +104,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Returns the file of a user: the one that is named, or the one in the folder of settings, if
-    /// there is such a folder.
+    /// Returns the file of a user: the named one, or the one in the settings folder, if that folder
+    /// is known.
     pub fn path(lookup: impl Fn(&'static str) -> Option<String>) -> Option<PathBuf> {
         let get = |name| lookup(name).filter(|value| !value.trim().is_empty());
         let folder = || match get("XDG_CONFIG_HOME") {
@@ -117,7 +117,7 @@ impl Settings {
             .or_else(|| folder().map(|folder| folder.join(FILE)))
     }
 
-    /// Reads a user's file. A missing file is no error, unless it is named.
+    /// Reads a user's file. A missing file is an error only if it was named.
     ///
     /// # Errors
     /// The reason if it cannot be read, or the number of the first invalid line.
@@ -359,8 +359,8 @@ mod tests {
         assert!(text.contains("regular file"), "{text}");
     }
 
-    /// Its lines up to the limit were taken for all of them, and the last of these may have been
-    /// half a line.
+    /// Regression: the file's lines up to the limit were read as if they were the whole file, and
+    /// the last one could be cut in half.
     #[test]
     fn a_file_that_is_too_large_is_refused() {
         let path = std::env::temp_dir().join(format!("ggml-rust-npu-{}.large", std::process::id()));

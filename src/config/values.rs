@@ -1,4 +1,4 @@
-//! Parses the values of environment variables. An error says what is wrong with the text; the table
+//! Parses the values of environment variables. An error describes the fault of the text; the table
 //! of variables adds the name and the values that are allowed.
 
 use std::ops::RangeInclusive;
@@ -71,10 +71,11 @@ pub(super) const TIMEOUTS_S: RangeInclusive<u32> = 1..=3600;
 /// Up to 1 TiB.
 pub(super) const MEMORIES_MIB: RangeInclusive<u32> = 1..=1 << 20;
 
-/// Time for which a Hexagon NPU may be silent unless the user says otherwise.
+/// Default time for which a Hexagon NPU may be silent.
 ///
 /// SOURCE: a guess to be checked on a device: the largest command of a model of 8 billion weights,
-/// 512 rows by its LM head, takes the stand-in several seconds and an NPU well under one.
+/// 512 rows by its LM head, runs for several seconds on the stand-in and well under one second on
+/// an NPU.
 pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Largest `GGML_RUST_NPU_MIN_M`: no ubatch is larger, so the CPU computes all multiplications.
@@ -180,23 +181,23 @@ pub(super) fn faults(text: &str) -> Result<Faults, String> {
     })
 }
 
-/// Returns the words for how INT4 weights are clipped.
+/// Returns the words for the methods that clip INT4 weights.
 #[must_use]
 pub fn calibrations() -> [&'static str; 4] {
     CALIBRATIONS.map(|(word, _)| word)
 }
 
-/// Returns the word for how INT4 weights are clipped.
+/// Returns the word for a method that clips INT4 weights.
 #[must_use]
 pub fn calibration_word(method: Method) -> &'static str {
     let found = CALIBRATIONS.iter().find(|(_, known)| *known == method);
     found.map_or("?", |(word, _)| word)
 }
 
-/// Returns how INT4 weights are clipped, by its word.
+/// Returns the method that clips INT4 weights, by its word.
 ///
 /// # Errors
-/// Text if there is no such word.
+/// An error text if the word is unknown.
 pub fn calibration(word: &str) -> Result<Method, String> {
     one_of(&CALIBRATIONS, word)
 }

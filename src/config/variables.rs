@@ -24,13 +24,13 @@ use crate::rockchip::caps::{Cores, RkCaps};
 /// A variable, as the documentation shows it.
 #[derive(Debug)]
 pub struct Variable {
-    /// Its name.
+    /// The name of the variable.
     pub name: &'static str,
     /// The values that are understood, in Markdown.
     pub allowed: fn() -> String,
     /// The value if the variable is not set, in Markdown.
     pub default: fn() -> String,
-    /// Its effect, in Markdown.
+    /// The variable's effect, in Markdown.
     pub meaning: &'static str,
 }
 
@@ -47,7 +47,7 @@ pub struct Chapter {
 
 /// Reads the value of a variable.
 ///
-/// - `parse`: the value, or what is wrong with the text
+/// - `parse`: returns the value, or the fault of the text
 /// - `allowed`: as [`Variable::allowed`]
 fn read<T>(
     variable: &'static str,
@@ -86,8 +86,8 @@ macro_rules! variables {
                 $(#[doc = $meaning])+
                 pub $field: $type,
             )+)+
-            /// The file's values, or why it is not understood. Only devices that have settings ask
-            /// for it.
+            /// The file's values, or the reason why it cannot be read. Only devices with settings
+            /// use it.
             pub settings: std::result::Result<Settings, BadSettings>,
         }
 
@@ -128,14 +128,14 @@ variables! {
         "GGML_RUST_NPU_DEVICES", "names, such as `RKNPU0,HEX0`", default "all";
 
         /// The log lines to pass on. `debug` shows the modelled cost of each graph on Hexagon, and
-        /// the loader's words if a library is not found; `trace` each node that a device leaves to
-        /// others, and why.
+        /// the loader's message if a library is not found; `trace` each node that a device leaves
+        /// to others, and why.
         log: LevelFilter = LevelFilter::Info, |text| one_of(&LEVELS, &text.to_lowercase());
         "GGML_RUST_NPU_LOG", words(&LEVELS), default "`info`";
 
-        /// The plugin's answer to a program whose ggml is newer than it knows. `probe` asks that
-        /// ggml about everything that can be asked, and uses it after one warning if the answers
-        /// agree; `strict` refuses it.
+        /// The plugin's answer to a program whose ggml is newer than it knows. `probe` checks
+        /// everything about that ggml that can be checked, and uses it after one warning if all
+        /// checks agree; `strict` refuses it.
         ggml: NewerGgml = NewerGgml::Probe, |text| one_of(&NEWER_GGMLS, text);
         "GGML_RUST_NPU_GGML", words(&NEWER_GGMLS), default "`probe`";
 
@@ -148,14 +148,14 @@ variables! {
         default "`ggml-rust-npu.conf` in `$XDG_CONFIG_HOME` or `~/.config`, if there is one";
 
         /// `trace.json` gets one timeline of all devices, which [Perfetto](https://ui.perfetto.dev)
-        /// shows and `ggml-npu trace summary` sums up: what was measured and what was modelled of
-        /// [each operation](programs.md#where-the-time-goes). Another name, such as `trace.csv`,
-        /// gets a table of each Hexagon device's commands as `trace.HEX0.csv`. Its columns are
-        /// node, operation, shape, modelled packets, bytes, tile products and time, and the times
-        /// that the DSP and the host measured. *Modelled* values come from counted packets and
-        /// assumed rates (`HexRates` in the chip table). On Hexagon each command is submitted
-        /// alone, which is slow. `graphs.commands` gets each graph of a simulated Hexagon device,
-        /// which records its commands and computes nothing: `make models` counts them.
+        /// shows and `ggml-npu trace summary` sums up: measured and modelled times of [each
+        /// operation](programs.md#where-the-time-goes). Another name, such as `trace.csv`, gets a
+        /// table of each Hexagon device's commands as `trace.HEX0.csv`. Its columns are node,
+        /// operation, shape, modelled packets, bytes, tile products and time, and the times that
+        /// the DSP and the host measured. *Modelled* values come from counted packets and assumed
+        /// rates (`HexRates` in the chip table). On Hexagon each command is submitted alone, which
+        /// is slow. `graphs.commands` gets each graph of a simulated Hexagon device, which records
+        /// its commands and computes nothing: `make models` counts them.
         trace: Option<PathBuf> = None, path;
         "GGML_RUST_NPU_TRACE", "a path, such as `trace.json`", default "none";
     }
@@ -183,7 +183,7 @@ variables! {
 
     "Rockchip", "The pages for Rockchip and quantizing explain [rules](rockchip.md#rules), [weights that\n\
         packing enlarges](rockchip.md#what-happens-to-a-weight) and [timing](quantizing.md#timing)." {
-        /// The chip to assume, whatever the device tree says.
+        /// The chip to assume, instead of the one in the device tree.
         chip: Option<&'static RkCaps> = None, |text| chip(text).map(Some);
         "GGML_RUST_NPU_CHIP", quoted(&values::rockchips()), default "the device tree's";
 
@@ -194,7 +194,7 @@ variables! {
 
         /// The NPU is driven by the vendor's library (`vendor`), or on an RK3588 by [our own
         /// command streams](rockchip.md#without-the-vendors-library) (`direct`), which no board has
-        /// run yet. `auto` takes the library, and streams if none can be loaded.
+        /// run yet. `auto` uses the library, or streams if no library can be loaded.
         rknn: Driving = Driving::Vendor, |text| one_of(&RKNNS, text);
         "GGML_RUST_NPU_RKNN", words(&RKNNS), default "`vendor`";
 
@@ -221,9 +221,9 @@ variables! {
         "GGML_RUST_NPU_MIN_M", format!("1 (all on the NPU) to {}", values::MIN_M_MAX),
         default "the settings file's, or 1, except few rows with weights that packing enlarges";
 
-        /// `on` keeps the bytes of each weight beside its packed form, so that it can be read.
-        /// `off` gives them back once the weight is packed: it cannot be read, nor computed by the
-        /// CPU (so not with `MIN_M` above 1).
+        /// `on` keeps the bytes of each weight in addition to its packed form, so that it can be
+        /// read. `off` frees them once the weight is packed: then it cannot be read, and the CPU
+        /// cannot compute with it (so not with `MIN_M` above 1).
         keep: Option<bool> = None, |text| one_of(&KEEPS, text).map(Some);
         "GGML_RUST_NPU_KEEP", words(&KEEPS), default "keeps the bytes that the CPU computes with";
     }
@@ -237,27 +237,27 @@ variables! {
         hex_sessions: u32 = 1, |text| number(&SESSIONS, text);
         "GGML_RUST_NPU_HEX_SESSIONS", span(&SESSIONS), default "1";
 
-        /// The most threads that compute on each DSP. A simulated NPU has as many vector units as
-        /// this says, and computes on threads of this machine's CPU.
+        /// The most threads that compute on each DSP. A simulated NPU has this many vector units,
+        /// and computes on threads of this machine's CPU.
         hex_threads: Option<u32> = None, values::threads;
         "GGML_RUST_NPU_HEX_THREADS", span(&HEX_THREADS),
         default "one for each vector unit; 1 of a simulated NPU";
 
         /// Bits of activations in products of one token with quantized weights; 8 bits are for two
-        /// tokens, too. 16 are as exact as F16; `auto` uses them where they take no longer at the
-        /// device's measured speed, because memory is the limit. A simulated NPU chooses as a chip
-        /// of middling speed with four vector units.
+        /// tokens, too. 16 are as exact as F16; `auto` uses 16 where they are not slower at the
+        /// device's measured speed, because memory is the limit. A simulated NPU chooses like a
+        /// chip of average speed with four vector units.
         hex_act: ActivationBits = ActivationBits::Auto, |text| one_of(&ACTIVATIONS, text);
         "GGML_RUST_NPU_HEX_ACT", words(&ACTIVATIONS), default "`auto`";
 
-        /// The power that each DSP's library votes for while a program has the device: the highest
+        /// The power that each DSP's library requests while a program uses the device: the highest
         /// clocks (`burst`), clocks that follow the load (`balanced`), or low ones that rise late
         /// (`saver`).
         power: Power = Power::Burst, |text| one_of(&POWERS, text);
         "GGML_RUST_NPU_POWER", words(&POWERS), default "`burst`";
 
-        /// The time without a sign of progress after which the NPU counts as lost. A graph may take
-        /// longer, one command may not.
+        /// The time without a sign of progress after which the NPU counts as lost. A graph may run
+        /// longer than this, but a single command may not.
         timeout: Duration = values::DEFAULT_TIMEOUT, values::timeout;
         "GGML_RUST_NPU_TIMEOUT", format!("{}, in seconds", span(&TIMEOUTS_S)),
         default values::DEFAULT_TIMEOUT.as_secs().to_string();
@@ -277,19 +277,20 @@ variables! {
         "`function:n=code,…` (`n` fails the n-th call, `n+` that one and all later ones), or `rknn_matmul_run:M<rows>=0`",
         default "none";
 
-        /// With `strict`, the CPU and the chip each keep a cache: one sees what the other wrote
-        /// only after a cache operation.
+        /// With `strict`, the CPU and the chip each have a cache: one sees the other's writes only
+        /// after a cache operation.
         coherence: Coherence = Coherence::Relaxed, |text| one_of(&COHERENCES, text);
         "GGML_RUST_NPU_SIM_COHERENCE", words(&COHERENCES), default "`relaxed`";
 
-        /// The memory of the machine that simulated devices are in, in MiB. Programs are told of it
-        /// in place of this machine's, and llama.cpp's `-fit` has models fit into it.
+        /// The memory of the machine that simulated devices are in, in MiB. It is reported to
+        /// programs in place of this machine's memory, and llama.cpp's `-fit` makes models fit into
+        /// it.
         sim_memory_mib: Option<u32> = None, values::memory_mib;
         "GGML_RUST_NPU_SIM_MEMORY", format!("{}, in MiB", span(&MEMORIES_MIB)), default "this machine's";
 
-        /// A file that stands for the node of the simulated Rockchip NPU: processes with the same
-        /// file share one NPU, as they do on a board. It is created if it is not there. Without it
-        /// each process has an NPU for itself.
+        /// A file in place of the node of the simulated Rockchip NPU: processes with the same file
+        /// share one NPU, as they do on a board. It is created if it is missing. Without it each
+        /// process has a separate NPU.
         sim_node: Option<PathBuf> = None, path;
         "GGML_RUST_NPU_SIM_NODE", "a path", default "none";
 
@@ -334,7 +335,7 @@ This page is made from the table in `src/config/variables.rs`.
             for variable in chapter.variables {
                 let (allowed, default) = ((variable.allowed)(), (variable.default)());
                 let (name, meaning) = (variable.name, variable.meaning.trim());
-                // A link to an item is for rustdoc.
+                // Links to items work only in rustdoc, so the text is cut before the first one.
                 let meaning = meaning.split(" [`").next().unwrap();
                 writeln!(page, "| `{name}` | {allowed} | {default} | {meaning} |").unwrap();
             }

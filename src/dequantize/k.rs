@@ -96,8 +96,8 @@ fn four_bits(
 pub(super) fn q6(block: &[u8; 210], out: &mut [f32; 256]) {
     let d = half_at(block, 208);
     for (quarter, out) in out.chunks_exact_mut(32).enumerate() {
-        // Each half of the super-block has 64 bytes of nibbles and 32 of upper bits for its four
-        // times 32 elements.
+        // Each half of the super-block has 64 bytes of nibbles and 32 bytes of upper bits, for four
+        // groups of 32 elements.
         let (half, part) = (quarter / 4, quarter % 4);
         let low = &block[64 * half + 32 * (part % 2)..][..32];
         let high = &block[128 + 32 * half..][..32];

@@ -1,4 +1,4 @@
-//! Opens a vendor's library and finds its functions; errors in the loader's own words.
+//! Opens a vendor's library and finds its functions. Errors have the loader's message.
 #![expect(unsafe_code, reason = "a library's initializers run when it is opened")]
 
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 fn failed(library: &Path, error: &libloading::Error) -> Error {
     Error::Library {
         library: library.into(),
-        // The loader's own words are the source of libloading's error.
+        // libloading's error wraps the loader's message, which is its source.
         reason: std::error::Error::source(error)
             .map_or_else(|| error.to_string(), ToString::to_string),
     }
@@ -26,7 +26,7 @@ pub(crate) fn open(name: &Path) -> Result<Library> {
     unsafe { Library::new(name) }.map_err(|error| failed(name, &error))
 }
 
-/// Returns the address of a function, to be given its type by the caller's table.
+/// Returns the address of a function. The caller's table determines its type.
 ///
 /// # Errors
 /// `Library`.
@@ -35,7 +35,7 @@ pub(crate) fn address(
     name: &Path,
     symbol: &'static str,
 ) -> Result<*const c_void> {
-    // SAFETY: only the address is taken; nothing is called through this type.
+    // SAFETY: only the symbol's address is used; nothing is called through this type.
     let found = unsafe { library.get::<unsafe extern "C" fn()>(symbol) };
     found
         .map(|found| *found as *const c_void)

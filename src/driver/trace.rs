@@ -30,9 +30,9 @@ pub struct Calls {
     pub returned: Returned,
     /// The number of calls.
     pub count: u32,
-    /// Time in all of them.
+    /// Time in all calls.
     pub total: Duration,
-    /// Time in the longest one.
+    /// Time in the longest call.
     pub longest: Duration,
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn record<R: Result>(
     result
 }
 
-/// Declares `traced`, which wraps each function of a table in one that records the call.
+/// Declares `traced`, which wraps each function of a table with one that records the call.
 ///
 /// A process that records opens libraries at most `SLOTS` times: one for each chip that it
 /// simulates, or one. C functions have no argument that names their table, so each opening has its

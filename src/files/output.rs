@@ -23,7 +23,7 @@ impl Destination {
     /// Finds the place of an output at `path`.
     ///
     /// # Errors
-    /// The system's; `InvalidInput` if a file cannot be put there.
+    /// An error of the system; `InvalidInput` if a file cannot be put there.
     pub fn of(path: &Path) -> io::Result<Self> {
         let refused = |reason| Err(io::Error::new(ErrorKind::InvalidInput, reason));
         let old = match fs::metadata(path) {
@@ -103,7 +103,8 @@ pub fn remove_unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
 /// finished.
 #[derive(Debug)]
 pub struct OutputFile {
-    // Declared first, so that dropping it removes the file while its name is still known.
+    // The first field, because fields are dropped in this order: the file is removed while its name
+    // is still known.
     out: Option<BufWriter<NamedTempFile>>,
     path: PathBuf,
     place: Destination,
@@ -115,7 +116,7 @@ impl OutputFile {
     /// replaces.
     ///
     /// # Errors
-    /// The system's, with the path that it is about.
+    /// An error of the system, with the path that it is about.
     pub fn create(path: &Path) -> Result<Self, (PathBuf, io::Error)> {
         Self::begin(path).map_err(|error| (path.into(), error))
     }
@@ -144,19 +145,20 @@ impl OutputFile {
     /// Appends bytes.
     ///
     /// # Errors
-    /// The system's, with the path that it is about.
+    /// An error of the system, with the path that it is about.
     pub fn put(&mut self, bytes: &[u8]) -> Result<(), (PathBuf, io::Error)> {
         let out = self.out.as_mut().ok_or(ErrorKind::BrokenPipe.into());
         let done = out.and_then(|out| out.write_all(bytes));
         done.map_err(|error| (self.path.clone(), error))
     }
 
-    /// Puts the file at its place, over the one that is there. It is on the disk when this returns.
+    /// Moves the file to its place, and replaces an existing one. It is on the disk when this
+    /// returns.
     ///
     /// - `head`: if there is any, the bytes that replace the first ones
     ///
     /// # Errors
-    /// The system's, with the path that it is about.
+    /// An error of the system, with the path that it is about.
     pub fn finish(mut self, head: Option<&[u8]>) -> Result<(), (PathBuf, io::Error)> {
         (self.put_in_place(head)).map_err(|error| (self.path.clone(), error))
     }
@@ -177,7 +179,7 @@ impl OutputFile {
             file.persist(&self.place.path)?;
         }
         match fs::File::open(&self.place.folder)?.sync_all() {
-            // Not every file system has this for folders.
+            // Some file systems cannot sync a folder.
             Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
             done => done,
         }
@@ -194,7 +196,7 @@ impl Drop for OutputFile {
 /// Writes a whole file.
 ///
 /// # Errors
-/// The system's, with the path that it is about.
+/// An error of the system, with the path that it is about.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), (PathBuf, io::Error)> {
     let mut file = OutputFile::create(path)?;
     file.put(bytes)?;

@@ -10,7 +10,7 @@ pub struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Returns a file with its first bytes.
+    /// Returns a cursor at the first byte of a file.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }
@@ -74,7 +74,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Refuses a number of things that the rest of the file cannot hold.
+    /// Refuses a number of elements for which the rest of the file is too short.
     pub fn check_count(&self, what: &str, count: u64, smallest_bytes: u64) -> Result<()> {
         let left = (self.bytes.len() - self.at) as u64;
         if count > left / smallest_bytes {

@@ -57,7 +57,7 @@ impl File {
         &self.map.bytes()[tensor.range.clone()]
     }
 
-    /// Takes part of a tensor's bytes out of this process's memory; they can still be read.
+    /// Frees the memory of a part of a tensor's bytes; they can still be read.
     pub fn release(&self, tensor: &TensorInfo, part: Range<usize>) {
         let start = tensor.range.start;
         self.map.release(start + part.start..start + part.end);

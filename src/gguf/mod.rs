@@ -35,7 +35,7 @@ pub const MAGIC: [u8; 4] = *b"GGUF";
 /// Versions that are read. Version 1 has 32-bit lengths.
 pub const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 
-/// Alignment of tensors if the file does not say.
+/// Default alignment of tensors.
 pub const DEFAULT_ALIGNMENT: usize = 32;
 
 /// Largest alignment that is read: pages of 64 KiB and huge pages of 2 MiB are smaller or as large.
@@ -56,7 +56,7 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's words.
+        /// The system's message.
         source: io::Error,
     },
     /// The file ends too early.
@@ -68,7 +68,7 @@ pub enum Error {
         field: String,
         /// Offset of the field.
         offset: usize,
-        /// Bytes that it takes.
+        /// Size of the field in bytes.
         need: u64,
         /// Bytes of the file.
         have: usize,
@@ -78,7 +78,7 @@ pub enum Error {
     Field {
         /// The invalid field.
         field: String,
-        /// Its value.
+        /// The value of the field.
         value: String,
         /// Why that is wrong.
         reason: String,

@@ -104,8 +104,8 @@ impl Header {
         }
         let n_tensors = cursor.u64(|| "number of tensors".into())?;
         let n_entries = cursor.u64(|| "number of metadata entries".into())?;
-        // The smallest entry: an empty key, a kind, one byte. The smallest tensor: an empty name
-        // and no dimensions.
+        // The smallest metadata entry is an empty key, a type number and one byte. The smallest
+        // tensor has an empty name and no dimensions.
         cursor.check_count("number of metadata entries", n_entries, 8 + 4 + 1)?;
         cursor.check_count("number of tensors", n_tensors, 8 + 4 + 4 + 8)?;
 
@@ -337,8 +337,8 @@ impl Cursor<'_> {
             let reason = format!("{} has blocks of {blocks}", dtype.name());
             field(format!("dimension 0 of tensor {name:?}"), ne[0], reason)
         })?;
-        // The number of elements may not overflow either. A dimension of 0 does not hide a product
-        // of the others that does.
+        // The product of the dimensions must not overflow either. Checking from each start catches
+        // an overflow that a dimension of 0 would hide.
         let fits = |start: usize| {
             ne[1..]
                 .iter()

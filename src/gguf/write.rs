@@ -38,7 +38,7 @@ impl TensorPlan {
     }
 }
 
-/// A file on its way: nothing is at its place until [`Writer::finish`].
+/// A file that is being written: nothing has its name until [`Writer::finish`].
 ///
 /// Tensors are streamed: the writer holds one buffer of 1 MiB.
 ///
@@ -72,7 +72,7 @@ pub struct Writer {
 impl Writer {
     /// Begins a file.
     ///
-    /// - `source`, `source_bytes`: the file from which metadata and alignment are taken
+    /// - `source`, `source_bytes`: the file from which metadata and alignment are copied
     /// - `updates`: entries to replace, or to add after the others
     /// - `tensors`: the whole table, in the order in which they will be written
     ///
@@ -168,7 +168,7 @@ impl Writer {
         }
     }
 
-    /// Puts the file at its place, over one that is there.
+    /// Moves the file to its place, and replaces an existing one.
     ///
     /// # Errors
     /// `Io`; `TensorCount` if tensors are missing.

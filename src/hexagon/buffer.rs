@@ -39,17 +39,17 @@ pub struct HexBuffer {
     packed: RwLock<BTreeMap<usize, Arc<Packed>>>,
     /// Offsets of tensors that were put back into ggml's layout: a write of a part leaves them so.
     unpacked: Mutex<BTreeSet<usize>>,
-    /// Bytes that the program or the device wrote; noted with [`Repack::Always`] only. There a
-    /// program on another machine lays tensors out by their bytes in ggml's layout, and the next
-    /// tensor may begin where a larger packed form still lies.
+    /// Bytes that the program or the device wrote; recorded with [`Repack::Always`] only. There a
+    /// program on another machine places tensors by their size in ggml's layout, and the next
+    /// tensor may begin inside a larger packed form.
     written: Option<Mutex<Ranges>>,
-    /// The CPU computes with caches in it.
+    /// The CPU computes with caches in this buffer.
     used_by_cpu: AtomicBool,
     /// The device's count of changes that submissions depend on.
     changes: Arc<AtomicU64>,
     /// Pack files that may contain the weights.
     packs: Arc<Packs>,
-    /// Held by a write: two of them may change parts of one panel.
+    /// Locked by a write, because two writes may change parts of one panel.
     writing: Mutex<()>,
     /// All memory of the device that the CPU reads in place.
     all_shared: SharedBuffers,
@@ -78,13 +78,13 @@ impl Packed {
         (self.dtype, self.format) == (tensor.dtype, tensor.format)
     }
 
-    /// Returns `true` if a tensor's bytes up to `end` of this one can be written into the packed
-    /// form: if they are all in it, and are not converted as another type's.
+    /// Returns `true` if a tensor's bytes can be written into this packed form, where they end at
+    /// `end`: all of them have to be inside, and must not need the conversion of another type.
     fn takes(&self, tensor: &Tensor, end: usize) -> bool {
         end <= self.bytes && (self.is_type_of(tensor) || self.ggml_bytes.is_none())
     }
 
-    /// Returns `true` if it takes memory of a range, `start` being where it starts.
+    /// Returns `true` if the packed form, which begins at `start`, overlaps a range.
     fn overlaps(&self, start: usize, range: &Range<usize>) -> bool {
         start < range.end && range.start < start + self.bytes.max(self.layout.bytes())
     }
@@ -112,8 +112,8 @@ impl Packed {
     }
 }
 
-/// Bytes that are copied at a time: other accesses and the device's work wait no longer than this
-/// takes.
+/// Bytes that are copied at a time. Other accesses, and the device, never wait longer than one such
+/// copy.
 const COPY_BYTES: usize = 4 << 20;
 
 /// Copies bytes of a buffer, starting at `start`, with pauses for others.
@@ -204,7 +204,7 @@ impl HexBuffer {
         self.used_by_cpu.load(Ordering::Relaxed)
     }
 
-    /// Returns the packed forms beside its weights, if the device packs weights of this buffer so.
+    /// Returns the packed copies of its weights, if the device keeps such copies for this buffer.
     pub(super) fn beside(&self) -> Option<&Arc<Beside>> {
         self.beside.as_ref()
     }
@@ -225,7 +225,7 @@ impl HexBuffer {
         self.note(range);
     }
 
-    /// Notes that the packed form of a tensor that is below must not take bytes of a range.
+    /// Records that the packed form of a tensor at lower addresses must not use bytes of a range.
     fn note(&self, range: Range<usize>) {
         if let Some(written) = &self.written {
             let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -233,9 +233,9 @@ impl HexBuffer {
         }
     }
 
-    /// Returns `true` if a packed form may take the bytes of a range, which are behind its tensor:
-    /// if nothing was written there. Buffers for weights alone always have this room, because
-    /// tensors in them are allocated with their packed size.
+    /// Returns `true` if a packed form may use the bytes of a range after its tensor, because
+    /// nothing was written there. Buffers for weights alone always have this room, because tensors
+    /// in them are allocated with their packed size.
     fn has_room(&self, behind: &Range<usize>) -> bool {
         let Some(written) = self.written.as_ref().filter(|_| !behind.is_empty()) else {
             return true;
@@ -244,7 +244,7 @@ impl HexBuffer {
         !written.overlaps(behind) && !self.holds_packed(behind)
     }
 
-    /// Returns `true` if a tensor is packed, or part of one that is.
+    /// Returns `true` if a tensor is packed, or part of a packed one.
     pub(super) fn is_packed(&self, tensor: &Tensor) -> bool {
         self.around(tensor.packed_offset).is_some()
     }
@@ -324,11 +324,11 @@ impl HexBuffer {
         });
     }
 
-    /// Has `pack(rows, out)` change the panels of the rows in `touched`, piece by piece. Only
-    /// copying waits for the device, and has the device wait: packing may take long.
+    /// Lets `pack(rows, out)` change the panels of the rows in `touched`, piece by piece. Packing
+    /// may be slow, so only copying waits for the device and makes the device wait.
     ///
     /// - `is_whole`: all rows are written, to panels that are zero before; otherwise the panels
-    ///   have what they had, also in the padding
+    ///   begin with their old content, also in the padding
     fn change(
         &self,
         layout: &WeightLayout,
@@ -350,7 +350,7 @@ impl HexBuffer {
         }
     }
 
-    /// Writes all of a packed tensor, as the loading of a model does.
+    /// Writes a whole packed tensor, as the loading of a model does.
     fn write_whole(&self, tensor: &Tensor, start: usize, packed: &Packed, bytes: &[u8]) {
         let layout = &packed.layout;
         if let Some(ggml_bytes) = &packed.ggml_bytes {
@@ -398,10 +398,10 @@ impl HexBuffer {
         self.unpack(&(start..start + 1));
     }
 
-    /// Packs a tensor from its own bytes that a pack had brought in groups: a write is about to
-    /// change them.
+    /// Packs a tensor from its own bytes that were loaded from a pack in groups: a write is about
+    /// to change them.
     fn without_groups(&self, start: usize, packed: &Packed) -> Arc<Packed> {
-        // PANIC: groups have the shapes of blocks.
+        // PANIC: groups have the same shapes as blocks.
         let layout = packed.layout.without_groups().expect("groups");
         if let Some(ggml_bytes) = &packed.ggml_bytes {
             let ggml_bytes = ggml_bytes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -426,8 +426,9 @@ impl HexBuffer {
         packed
     }
 
-    /// Returns the packed tensor that a write of the bytes `touched` goes to; a weight that is seen
-    /// for the first time becomes one. Packed tensors that cannot take the write are so no longer.
+    /// Returns the packed tensor that contains the bytes `touched`, which are about to be written.
+    /// A weight that is seen for the first time becomes a packed tensor; one that cannot hold the
+    /// new content is no longer packed.
     fn place(&self, tensor: &Tensor, touched: &Range<usize>) -> Option<(usize, Arc<Packed>)> {
         let start = tensor.packed_offset;
         if let Some((start, packed)) = self.around(start)
@@ -443,7 +444,7 @@ impl HexBuffer {
             tensor.place == Place::Packed && is_weight && tensor.shape.is_contiguous(tensor.dtype);
         let layout = wanted.then(|| WeightLayout::new(tensor)).flatten()?;
         let bytes = tensor.shape.span_bytes(tensor.dtype)?;
-        // The DSP reads packed weights by lines.
+        // The DSP reads packed weights in whole cache lines.
         let is_aligned = start.is_multiple_of(ALIGN_BYTES);
         let end = start + layout.bytes();
         // F32 weights shrink when packed. If only a part is written, packing reads the rest from
@@ -462,7 +463,7 @@ impl HexBuffer {
         let lossless = layout.form == Conversion::Lossless;
         let mut ggml_bytes = vec![0; if is_part || !lossless { bytes } else { 0 }];
         if is_part {
-            // Rows that are not written now keep what they had.
+            // Unpack first, so that rows that this write does not touch keep their values.
             self.unpack(&(start..end));
             copy_out(&self.memory, start, &mut ggml_bytes);
             pack_all(&self.memory, &layout, start, &ggml_bytes, tensor.dequantize);
@@ -486,7 +487,8 @@ impl HexBuffer {
         let first = tensor.packed_offset + offset;
         let end = first + out.len();
         let mut at = first;
-        // To the end: what another thread puts back meanwhile would be read as packed.
+        // Locked until the loop ends. Otherwise another thread could unpack a tensor in between,
+        // and its bytes would be read as packed.
         let all = self.packed.read().unwrap_or_else(PoisonError::into_inner);
         while at < end {
             let held = around(&all, at);
@@ -504,15 +506,15 @@ impl HexBuffer {
         }
     }
 
-    /// Returns `true` if a packed tensor takes memory of a range.
+    /// Returns `true` if a packed tensor overlaps a range.
     pub(super) fn holds_packed(&self, range: &Range<usize>) -> bool {
         let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
         let below = packed.range(..range.end).next_back();
         below.is_some_and(|(start, found)| found.overlaps(*start, range))
     }
 
-    /// Forgets the packed tensors that a write of a range replaces, and puts those back into ggml's
-    /// layout that it changes in part.
+    /// Removes the packed tensors that a write of a range replaces. Packed tensors of which it
+    /// changes a part are put back into ggml's layout.
     fn make_way(&self, range: &Range<usize>) {
         if !self.holds_packed(range) {
             return;
@@ -524,7 +526,7 @@ impl HexBuffer {
         self.unpack(range);
     }
 
-    /// Puts the packed tensors of a range back into ggml's layout, for operations that are no
+    /// Puts the packed tensors of a range back into ggml's layout, for operations other than
     /// multiplications.
     pub(super) fn unpack(&self, range: &Range<usize>) {
         let mut packed = self.packed.write().unwrap_or_else(PoisonError::into_inner);
@@ -601,20 +603,22 @@ impl Buffer for HexBuffer {
     fn mark_cpu_reader(&self) {
         if self.shared && !self.used_by_cpu.swap(true, Ordering::Relaxed) {
             self.changes.fetch_add(1, Ordering::Relaxed);
-            // From now on the CPU is shown what the DSP writes; this is what it wrote before.
+            // Later results are invalidated as they are computed. This call covers everything that
+            // the DSP wrote before.
             self.memory.invalidate(0..self.memory.bytes());
         }
     }
 
     fn show_to_cpu(&self, tensor: &Tensor) {
         if !self.shared {
-            // No stream computes with the packed form meanwhile.
+            // The lock ensures that no stream is computing with the packed form.
             let _alone = self.layouts.write().unwrap_or_else(PoisonError::into_inner);
             self.unpack(&tensor.span());
             return self.memory.invalidate(tensor.span());
         }
-        // Weights that the DSP writes are results, and shown then. The CPU may have lines of others
-        // that it wrote when it loaded them.
+        // A weight that the DSP writes has the role of a result, and is invalidated as one. Other
+        // weights must not be: the CPU may still hold cache lines that it wrote when it loaded
+        // them.
         if tensor.role != Role::Weights {
             self.memory.invalidate(tensor.span());
         }

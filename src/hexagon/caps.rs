@@ -27,8 +27,8 @@ pub struct HexRates {
 }
 
 // SOURCE: EuroSys'26, V75: DMA reads 60 GB/s, FP16 GEMM of 1024^3 in TCM at 12032.54 GFLOPS. The
-// paper has no other chips, so these numbers stand for all. The clock is assumed: no sustained one
-// has been published.
+// paper has no other chips, so these numbers are used for all. The clock is an assumption: no
+// sustained clock has been published.
 const HEX_RATES: HexRates = HexRates {
     dma_gb_per_s: 60.0,
     hmx_gflops: 12032.54,
@@ -37,14 +37,14 @@ const HEX_RATES: HexRates = HexRates {
 
 /// Rates for choices between kernels where no device has been measured.
 // SOURCE: published tokens/s of ggml-hexagon on V73 and V81, divided by its packets and bytes of a
-// token: 315 to 580 packets/us of a thread, 31 to 60 GB/s. These are the middles.
+// token: 315 to 580 packets/us of a thread, 31 to 60 GB/s. These are the middles of both ranges.
 pub const FITTED: HexRates = HexRates {
     dma_gb_per_s: 45.0,
     packets_per_us: 450.0,
     ..HEX_RATES
 };
 
-/// Vector units of a chip where there is none to ask.
+/// Number of vector units if there is no chip to ask.
 // SOURCE: upstream starts one thread for each vector unit (typically 4), shared by all chips.
 pub const VECTOR_UNITS: u32 = 4;
 
@@ -60,10 +60,10 @@ const NO_MATRIX: HexRates = HexRates {
     ..HEX_RATES
 };
 
-// SOURCE: "HMX feature validation on Snapdragon 888" ran FP16 tiles of a V68's matrix unit; QNN's
-// list of chips says that QCS6490 (V68) has no FP16 unit, and said so of SM8350, which has. So both
-// are simulated, and a device decides by the unit's lock and the self-test. The address space is
-// taken to be V73's, and rates are those above for want of others.
+// SOURCE: "HMX feature validation on Snapdragon 888" ran FP16 tiles on a V68's matrix unit. QNN's
+// list of chips has no FP16 unit for QCS6490 (V68), but neither for SM8350, which has one. So both
+// variants are simulated, and on a device the unit's lock and the self-test decide. Address space
+// and rates are assumed to be V73's, because none are published.
 const OLD_ADDRESS_BYTES: u64 = 3000 * 1024 * 1024;
 
 /// Every Hexagon architecture with the instructions that the kernels use; the usual chip of each

@@ -175,28 +175,28 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Its number.
+    /// Returns the number of the buffer.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Returns the address of its first byte, from which ggml computes tensor addresses.
+    /// Returns the address of the buffer's first byte, from which ggml computes tensor addresses.
     #[must_use]
     pub fn base(&self) -> usize {
         self.memory.base()
     }
 
-    /// Its size in bytes.
+    /// Returns the size of the buffer in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.memory.len()
     }
 
-    /// Has `read` look at some of its bytes, when the DSP has nothing to do.
+    /// Calls `read` with some of its bytes when the DSP has nothing to do.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is not inside the buffer.
     pub fn read<T>(&self, range: Range<usize>, read: impl FnOnce(&[u8]) -> T) -> T {
         self.check(&range);
         (self.session).quietly(|quiet| read(self.memory.read(quiet, range)))
@@ -205,7 +205,7 @@ impl DeviceBuffer {
     /// Makes the CPU's writes visible to the DSP, in memory that the CPU uses as its own.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is not inside the buffer.
     pub fn clean(&self, range: Range<usize>) {
         self.memory.clean(range);
     }
@@ -213,7 +213,7 @@ impl DeviceBuffer {
     /// Makes the DSP's writes visible to the CPU.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is not inside the buffer.
     pub fn invalidate(&self, range: Range<usize>) {
         self.memory.invalidate(range);
     }
@@ -226,10 +226,10 @@ impl DeviceBuffer {
         self.memory.invalidate_all(ranges);
     }
 
-    /// Has `write` change some of its bytes, when the DSP has nothing to do.
+    /// Calls `write`, which changes some of its bytes, when the DSP has nothing to do.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is not inside the buffer.
     pub fn write<T>(&self, range: Range<usize>, write: impl FnOnce(&mut [u8]) -> T) -> T {
         self.check(&range);
         (self.session).quietly(|quiet| self.memory.write(quiet, range, write))

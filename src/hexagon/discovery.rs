@@ -1,4 +1,4 @@
-//! Finds the Hexagon NPU of this machine, or the simulated ones that the user asks for.
+//! Finds the Hexagon NPU of this machine, or the simulated ones that the user requests.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::backend::{Absence, Discovery};
 use crate::config::{Config, SimChip};
 use crate::error::{Error, Result};
 
-/// Opens and tests the NPUs that `config` asks for or that the machine has: `HEX0`, `HEX1` and so
+/// Opens and tests the NPUs that `config` requests or that the machine has: `HEX0`, `HEX1` and so
 /// on.
 #[must_use]
 pub fn find(config: &Config) -> Discovery {
@@ -41,7 +41,7 @@ pub struct SessionPlan {
 }
 
 impl SessionPlan {
-    /// Opens it and tests its results.
+    /// Opens the session and tests its results.
     ///
     /// # Errors
     /// As [`HexDevice::start`].
@@ -49,7 +49,7 @@ impl SessionPlan {
         HexDevice::start(name, &self.rpc, self.caps, self.options(config))
     }
 
-    /// Opens it without a test.
+    /// Opens the session without a test.
     ///
     /// # Errors
     /// As [`HexDevice::untested`].
@@ -89,7 +89,8 @@ impl SessionPlan {
             threads: config.hex_threads,
             power: config.power,
             activations: config.hex_act,
-            // Faults of the DSP include one that never returns.
+            // An injected fault may make the DSP hang inside a call, so calls then run on a
+            // separate thread.
             serving: if self.rpc.stand_in().is_some() && config.faults.fastrpc.is_empty() {
                 Serving::Caller
             } else {
@@ -100,8 +101,8 @@ impl SessionPlan {
     }
 }
 
-/// Returns the sessions that `config` asks for or that the machine has, in order; for an NPU that
-/// is there but cannot be used, and for one that the user leaves out, the reason.
+/// Returns the sessions that `config` requests or that the machine has, in order. An NPU that
+/// cannot be used, or that the user leaves out, gives the reason instead.
 #[must_use]
 pub fn sessions(config: &Config) -> Vec<std::result::Result<SessionPlan, Absence>> {
     let all = all_sessions(config).into_iter().enumerate();
@@ -119,7 +120,8 @@ fn all_sessions(config: &Config) -> Vec<std::result::Result<SessionPlan, Absence
         if let SimChip::Hexagon(caps) = chip {
             match simulate(caps, config) {
                 Ok(rpc) => found.extend(sessions_behind(&rpc, config).into_iter().map(|plan| {
-                    // The chip may be a variant of its architecture.
+                    // A simulated chip may be a variant of its architecture, such as one without a
+                    // matrix unit, so its properties replace the usual ones.
                     plan.map(|plan| SessionPlan { caps, ..plan })
                 })),
                 Err(error) => found.push(Err(Absence::Failed(error))),
@@ -131,7 +133,8 @@ fn all_sessions(config: &Config) -> Vec<std::result::Result<SessionPlan, Absence
     }
     match FastRpc::load(config.cdsprpc_lib.as_deref()) {
         Ok(rpc) => {
-            // FastRPC reads it at its first call. Where there is no library nothing is changed.
+            // FastRPC reads this variable at its first call. Without a FastRPC library the
+            // environment is left unchanged.
             driver::offer_own_folder();
             sessions_behind(&rpc, config)
         }
@@ -139,8 +142,8 @@ fn all_sessions(config: &Config) -> Vec<std::result::Result<SessionPlan, Absence
     }
 }
 
-/// As [`sessions`], for the compute DSPs behind a library: the sessions of the first one, then
-/// those of each other one that there is.
+/// As [`sessions`], for the compute DSPs of a library: the sessions of the first one, then those of
+/// the others.
 #[must_use]
 pub fn sessions_behind(
     rpc: &Arc<FastRpc>,
@@ -189,16 +192,17 @@ fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
         rknpu_ops::sim::Coherence::Relaxed => sim::Coherence::Relaxed,
         rknpu_ops::sim::Coherence::Strict => sim::Coherence::Strict,
     };
-    // Unless more are asked for, it computes on the thread that waits for it. A second one would
-    // compete with those of ggml, which spin.
+    // By default a simulated DSP computes on the thread that waits for it. A second thread would
+    // compete with ggml's threads, which spin while they wait.
     options.hvx_threads = config.hex_threads.map_or(1, |threads| threads as usize);
     FastRpc::simulate(options)
 }
 
-/// Returns the chip that a DSP is part of; `None` if there is no such DSP beside the first one. For
-/// a DSP that is not there, libraries answer with an error or with 0.
+/// Returns the chip that a DSP is part of; `None` if the DSP does not exist; libraries then answer
+/// with an error or with 0.
 fn chip_behind(rpc: &FastRpc, dsp: Domain) -> Result<Option<&'static HexCaps>> {
-    // A library that does not know the third and the fourth DSP answers for the first one.
+    // A library that does not know the third and fourth DSP returns the first one's answer for
+    // them.
     let is_known = matches!(dsp, Domain::Cdsp | Domain::Cdsp1) || rpc.stand_in().is_some();
     if !is_known && !driver::has_node_of(Path::new("/dev"), dsp) {
         return Ok(None);

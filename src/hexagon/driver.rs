@@ -133,7 +133,7 @@ impl FastRpc {
         }
     }
 
-    /// Returns one of [`ffi::attribute`] of a compute DSP.
+    /// Returns an attribute of a compute DSP; [`ffi::attribute`] has their numbers.
     ///
     /// # Errors
     /// `FastRpc`.
@@ -143,7 +143,7 @@ impl FastRpc {
             attribute_id,
             capability: 0,
         };
-        // SAFETY: the request is the one that takes this struct, and its size is given.
+        // SAFETY: this request takes this struct, and the size given is the struct's.
         let code = unsafe {
             (self.api.remote_handle_control)(
                 ffi::DSPRPC_GET_DSP_INFO,
@@ -176,8 +176,8 @@ impl FastRpc {
     /// Reserves session `number` (from 1) in addition to the default one of a DSP. Returns its
     /// effective domain and its own number.
     fn reserve(&self, domain: Domain, number: u32) -> Result<(c_int, u32)> {
-        // A number has no NUL. The library copies up to the NUL, whatever the length is, and one
-        // byte less than the length.
+        // The number contains no NUL, so this cannot fail. The library ignores the length: it
+        // copies up to the NUL, but at most one byte less than the length.
         let name = CString::new(format!("ggml-rust-npu-{number}")).unwrap_or_default();
         let length = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
         let mut request = ReserveNewSession {
@@ -188,8 +188,7 @@ impl FastRpc {
             effective_domain_id: 0,
             session_id: 0,
         };
-        // SAFETY: the request is the one that takes this struct; the names live until after the
-        // call.
+        // SAFETY: this request takes this struct; the names live until after the call.
         let code = unsafe {
             (self.api.remote_session_control)(
                 ffi::FASTRPC_RESERVE_NEW_SESSION,
@@ -213,7 +212,7 @@ impl FastRpc {
             prio: -1,
             stack_size: wire::STACK_BYTES.cast_signed(),
         };
-        // SAFETY: the request is the one that takes this struct, and its size is given.
+        // SAFETY: this request takes this struct, and the size given is the struct's.
         let code = unsafe {
             (self.api.remote_session_control)(
                 ffi::FASTRPC_THREAD_PARAMS,
@@ -227,8 +226,8 @@ impl FastRpc {
         }
     }
 
-    /// Makes the CPU's writes visible to the DSP (`clean`), or makes the CPU read again the bytes
-    /// that the DSP may have written: those of `ranges` behind `base`.
+    /// Makes the CPU's writes visible to the DSP (`clean`), or makes the CPU read bytes again that
+    /// the DSP may have written. `ranges` are offsets from `base`.
     fn maintain(&self, base: *const u8, ranges: impl Iterator<Item = Range<usize>>, clean: bool) {
         let places = ranges.map(|range| (base.wrapping_add(range.start), range.len()));
         let Some(machine) = self.stand_in() else {
@@ -247,13 +246,13 @@ impl FastRpc {
 /// Instructions for floats that the DSP's library is built with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Floats {
-    /// Those of the architecture's library.
+    /// The instructions of the architecture's usual library.
     Usual,
     /// Qfloat on V73, whose usual library has IEEE instructions, which are optional there.
     Qfloat,
 }
 
-/// Longest time that a call should take to wake the CPU up, microseconds.
+/// Longest time in which a call should wake the CPU up, in microseconds.
 ///
 /// SOURCE: the recommended value of qualcomm/fastrpc inc/remote.h, `remote_rpc_control_latency`.
 const CALL_LATENCY_US: u32 = 100;
@@ -268,8 +267,7 @@ pub struct Connection {
     handle: Handle,
     domain: c_int,
     identity: u64,
-    /// `false` when the library on the DSP was closed, and the system has dropped what it had
-    /// mapped.
+    /// `false` when the library on the DSP was closed, and the system has dropped its mappings.
     is_open: Arc<AtomicBool>,
 }
 
@@ -303,7 +301,7 @@ impl Connection {
         };
         rpc.ask_for_stack(domain);
         let mut request = UnsignedModule { domain, enable: 1 };
-        // SAFETY: the request is the one that takes this struct, and its size is given.
+        // SAFETY: this request takes this struct, and the size given is the struct's.
         let code = unsafe {
             (rpc.api.remote_session_control)(
                 ffi::DSPRPC_CONTROL_UNSIGNED_MODULE,
@@ -382,7 +380,7 @@ impl Connection {
             enable: ffi::RPC_PM_QOS,
             latency: CALL_LATENCY_US,
         };
-        // SAFETY: the request is the one that takes this struct, and its size is given.
+        // SAFETY: this request takes this struct, and the size given is the struct's.
         let code = unsafe {
             (self.rpc.api.remote_handle64_control)(
                 self.handle,
@@ -437,8 +435,8 @@ impl Connection {
             },
         ];
         let scalars = Scalars::new(method, 1, u8::from(!output.is_empty()));
-        // SAFETY: a live handle; as many buffers as the scalars say, the first one for reading,
-        // alive for the call.
+        // SAFETY: the handle is live. The array has the number of buffers in the scalars; the first
+        // is only read, and all live during the call.
         unsafe { (self.rpc.api.remote_handle64_invoke)(self.handle, scalars.0, args.as_mut_ptr()) }
     }
 }
@@ -457,7 +455,7 @@ pub enum Served {
 pub struct Interruption {
     /// The call's error.
     pub error: Error,
-    /// It may have been a signal, after which the DSP is still reading the ring.
+    /// The end of the call may be due to a signal, after which the DSP is still reading the ring.
     pub is_signal: bool,
 }
 

@@ -8,11 +8,11 @@ use crate::tensor::{DType, Format};
 /// Change of a type by packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conversion {
-    /// Its own bytes, in another order.
+    /// The bytes of the weights, in another order.
     Lossless,
-    /// Its values in Q8_0, for types without a layout.
+    /// The values in Q8_0, for types without a layout.
     Requantized,
-    /// Its values in F16, for BF16 and F32: exact for BF16 values of 2^-17 and more in magnitude.
+    /// The values in F16, for BF16 and F32: exact for BF16 values of 2^-17 and more in magnitude.
     Halved,
     /// Groups of 2 × 16 that a pack has instead of blocks, quantized from the same values.
     Groups,
@@ -33,7 +33,7 @@ pub struct WeightLayout {
     pub matrix: MatrixLayout,
     /// Matrices in dimensions 2 and 3.
     pub slices: [usize; 2],
-    /// Change of the type by packing.
+    /// The conversion of the type by packing.
     pub form: Conversion,
 }
 
@@ -69,8 +69,8 @@ impl WeightLayout {
         })
     }
 
-    /// Returns the layout of the blocks whose place [`groups`](Self::groups) took; `None` for a
-    /// layout without groups.
+    /// Returns the layout of blocks that [`groups`](Self::groups) replaced; `None` for a layout
+    /// without groups.
     #[must_use]
     pub fn without_groups(&self) -> Option<Self> {
         let panel = self.matrix.panel();

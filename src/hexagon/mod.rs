@@ -4,11 +4,11 @@
 //! |---|---|
 //! | [`caps`] | the capabilities of each architecture |
 //! | [`layout`], [`pack`] | packed weights: where they lie, and how they are made |
-//! | [`plan`] | which nodes the NPU computes, as which commands, and what these cost |
+//! | [`plan`] | which nodes the NPU computes, as which commands, and at which cost |
 //! | [`buffer`], [`stream`] | ggml's buffers and graphs |
 //! | [`device`] | the NPU: a session, its command ring and its address space |
 //! | [`discovery`] | whether there is one |
-//! | [`driver`] | libcdsprpc, or its stand-in, behind safe calls |
+//! | [`driver`] | safe calls to libcdsprpc or its stand-in |
 //! | [`selftest`] | small graphs that an NPU must compute right before it is offered, and how fast it is |
 
 use std::collections::BTreeSet;
@@ -55,10 +55,11 @@ pub mod stream;
 // space of 3 GB.
 pub const MAX_BUFFER_BYTES: usize = 1 << 30;
 
-/// Rows of weights in models of up to a few billion parameters are no longer.
+/// Longest row that is expected: weights of models of up to a few billion parameters have no longer
+/// ones.
 const COMMON_ROW: usize = 8192;
 
-/// Longest list of names that are cached so that a log line comes once.
+/// Most names that are remembered so that a log line appears once for each.
 const MAX_LOGGED: usize = 1000;
 
 /// Returns the largest tensor for a session of so many addresses. Vendor functions have lengths of
@@ -73,15 +74,15 @@ pub fn max_tensor_bytes(address_bytes: u64) -> usize {
 /// The refusal of an operation with an operand that [`too_large`] returns.
 pub const TOO_LARGE: Refusal = "a tensor is larger than a buffer can be";
 
-/// Returns the bytes that a tensor takes in a buffer for weights: its own, or those of its packed
-/// form if that is larger.
+/// Returns the size of a tensor in a buffer for weights, in bytes: that of ggml's layout or of the
+/// packed form, whichever is larger.
 fn packed_bytes(tensor: &Tensor) -> usize {
     let ggml_bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
     let packed = WeightLayout::new(tensor).filter(|_| tensor.shape.is_contiguous(tensor.dtype));
     packed.map_or(ggml_bytes, |layout| layout.bytes().max(ggml_bytes))
 }
 
-/// Returns an operand that takes more than `max_bytes` in a buffer for weights; `None` if each
+/// Returns an operand that needs more than `max_bytes` in a buffer for weights; `None` if each
 /// fits.
 #[must_use]
 pub fn too_large<'o, 't>(operation: &'o Operation<'t>, max_bytes: usize) -> Option<&'o Tensor<'t>> {
@@ -103,14 +104,15 @@ pub struct HexDevice {
     /// Number of changes that invalidate cached submissions: weights packed again, caches that
     /// the CPU begins to use.
     changes: Arc<AtomicU64>,
-    /// Streams hold it from planning to results. One that puts packed tensors back into ggml's
-    /// layout holds it alone, because the plans of others may name their packed form.
+    /// Streams hold this lock, shared, from planning to results. A stream that puts packed tensors
+    /// back into ggml's layout holds it exclusively, because the plans of others may use their
+    /// packed form.
     layouts: Arc<RwLock<()>>,
     packs: OnceLock<Arc<Packs>>,
     trace: Option<Trace>,
     shared: SharedBuffers,
-    /// The packed forms beside weights of each buffer that the CPU uses, and the bytes of memory
-    /// that they take.
+    /// The packed copies of weights in each buffer that the CPU uses, and their total size in
+    /// bytes.
     forms: Mutex<Vec<Weak<Beside>>>,
     beside_bytes: Arc<AtomicUsize>,
     /// Returns the free and total bytes of the machine's memory.
@@ -120,7 +122,7 @@ pub struct HexDevice {
     logged: Mutex<BTreeSet<String>>,
 }
 
-/// The memory that a device shares with the CPU, as long as it is there.
+/// The memory that a device shares with the CPU, while it exists.
 type SharedBuffers = Arc<Mutex<Vec<Weak<Memory>>>>;
 
 /// Options of a device.
@@ -155,7 +157,6 @@ impl HexDevice {
     ///
     /// # Errors
     /// As [`Self::untested`]; `SelfTest` if a result is wrong.
-    /// As [`Self::untested`]; `SelfTest` if it computes something wrong.
     pub fn start(
         name: &str,
         rpc: &Arc<FastRpc>,
@@ -189,8 +190,8 @@ impl HexDevice {
         device.with_rates(options).map(Arc::new)
     }
 
-    /// Returns the device with the rates that were measured, now or earlier. A stand-in has none:
-    /// its speed says nothing about a chip's.
+    /// Returns the device with the rates that were measured, now or earlier. A stand-in has none,
+    /// because its speed is unrelated to a chip's.
     fn with_rates(mut self, options: Options<'_>) -> Result<Self> {
         if self.npu.is_simulated() || self.activations != ActivationBits::Auto {
             return Ok(self);
@@ -282,7 +283,7 @@ impl HexDevice {
         self.repack
     }
 
-    /// Logs once for each tensor that it is too large.
+    /// Logs, once for each tensor, that it is too large.
     fn log_once(&self, tensor: &Tensor) {
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.len() < MAX_LOGGED && logged.insert(tensor.name.to_owned()) {
@@ -314,8 +315,9 @@ impl HexDevice {
         operation
     }
 
-    /// Returns the threads for which kernels are chosen. Those of a stand-in are the user's choice
-    /// for this machine's CPU; its results are a chip's, however many there are.
+    /// Returns the number of threads for which kernels are chosen. For a stand-in, the user chooses
+    /// the number of threads for this machine's CPU. Its kernels are those for a chip's threads, so
+    /// its results do not depend on that choice.
     fn vector_threads(&self) -> u32 {
         if self.npu.is_simulated() {
             caps::VECTOR_UNITS
@@ -329,7 +331,7 @@ impl HexDevice {
         self.changes.load(Ordering::Relaxed)
     }
 
-    /// Has no other stream put packed tensors back until it is dropped.
+    /// Keeps all other streams from putting packed tensors back until it is dropped.
     fn layouts(&self) -> RwLockReadGuard<'_, ()> {
         self.layouts.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -340,12 +342,12 @@ impl HexDevice {
         (packed.iter()).for_each(|(buffer, range)| buffer.unpack(range));
     }
 
-    /// Returns `true` if weights in memory that the CPU uses, too, are packed beside it.
+    /// Returns `true` if weights in memory that the CPU also uses get packed copies.
     fn packs_beside(&self) -> bool {
         self.repack == Repack::Weights
     }
 
-    /// Notes the forms of a buffer, to be given back when memory is short.
+    /// Notes the packed copies of a buffer, so that they can be freed when memory is short.
     fn with_forms(&self, beside: Beside) -> Arc<Beside> {
         let beside = Arc::new(beside);
         let mut all = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
@@ -354,7 +356,7 @@ impl HexDevice {
         beside
     }
 
-    /// Allocates memory for a buffer. Packed forms beside weights make way for it.
+    /// Allocates memory for a buffer. Packed copies of weights are freed for it if necessary.
     ///
     /// # Errors
     /// As [`HexNpu::allocate`].
@@ -372,8 +374,8 @@ impl HexDevice {
         })
     }
 
-    /// Gives the memory of all packed forms beside weights back; the next graphs pack them again if
-    /// there is room.
+    /// Frees the memory of all packed copies of weights; the next graphs pack them again if there
+    /// is room.
     fn release_forms(&self) {
         let _alone = (self.layouts.write()).unwrap_or_else(PoisonError::into_inner);
         let all = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
@@ -383,7 +385,7 @@ impl HexDevice {
             .for_each(|forms| forms.release());
     }
 
-    /// Returns the bytes of the largest tensor that is taken.
+    /// Returns the size of the largest accepted tensor, in bytes.
     #[must_use]
     pub fn max_tensor_bytes(&self) -> usize {
         self.max_tensor_bytes
@@ -428,7 +430,7 @@ impl Device for HexDevice {
     }
 
     fn memory(&self, share: Share) -> Share {
-        // Buffers beyond the address space take turns in it.
+        // The address space is no limit here: buffers that do not fit are mapped in turn.
         share
     }
 
@@ -458,7 +460,7 @@ impl Device for HexDevice {
 
     fn refusal(&self, operation: &Operation) -> Option<Refusal> {
         if operation.computes_nothing() {
-            // On the CPU it would cut the graph.
+            // Claimed, because leaving it to the CPU would cut the graph.
             return None;
         }
         if let Some(large) = too_large(operation, self.max_tensor_bytes) {
@@ -472,7 +474,7 @@ impl Device for HexDevice {
             self.packs_beside(),
         ) {
             Err(reason) => reason,
-            // A view may repeat its rows.
+            // A view may repeat its rows, and can then be larger than the buffer that holds it.
             Ok(command) => command
                 .weights()
                 .filter(|weights| weights.bytes() > self.max_tensor_bytes)
@@ -490,13 +492,13 @@ impl Device for HexDevice {
 
     fn prefers_cpu(&self, operation: &Operation) -> bool {
         let operands = operation.src.iter().flatten().chain([&operation.dst]);
-        // Packed operands are put back into ggml's layout for it.
+        // Packed operands are first put back into ggml's layout for such an operation.
         let readable = |place| matches!(place, Place::Host | Place::Device | Place::Packed);
         self.refusal(operation).is_some() && operands.into_iter().all(|it| readable(it.place))
     }
 
     fn use_packs(&self, packs: Arc<Packs>) {
-        // Later ones change nothing.
+        // Only the first call has an effect.
         let _ = self.packs.set(packs);
     }
 
@@ -529,7 +531,7 @@ fn factors(operation: &Operation) -> usize {
         (Op::MulMat | Op::MulMatId, Some(src0)) => match WeightLayout::new(src0) {
             // These types may also be multiplied unpacked; then neither operand may be packed.
             Some(layout) if layout.form == Conversion::Halved => 1,
-            // Packed activations in F16 are converted by the host, others are read as they lie.
+            // The host converts packed F16 activations; other packed activations are read directly.
             Some(_) => match &operation.src[1] {
                 Some(src1) if src1.dtype == DType::F16 => 2,
                 _ => 1,
@@ -542,7 +544,7 @@ fn factors(operation: &Operation) -> usize {
 
 #[cfg(test)]
 impl HexDevice {
-    /// Returns a device of the stand-in that has not tested itself.
+    /// Returns a device of the stand-in without a self-test.
     pub(crate) fn of_tests() -> Self {
         use std::time::Duration;
 

@@ -115,7 +115,7 @@ pub(super) fn pack(
     );
 }
 
-/// Packs rows that lie one after another in ggml's layout; groups of a pack do not. Panels all of
+/// Packs rows that follow one another in ggml's layout; groups of a pack do not. Panels all of
 /// whose rows are touched are written whole, padding too; in other panels the padding keeps its
 /// bytes.
 ///

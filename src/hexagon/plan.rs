@@ -14,8 +14,8 @@ pub mod fuse;
 mod operation;
 mod reshape;
 
-/// A node as a command for the DSP. Where its operands lie is not known here: buffers are numbers
-/// of operands, 0 for the result, and offsets are 0.
+/// A node as a command for the DSP. The places of its operands are unknown here: in the buffer
+/// fields are numbers of operands, 0 for the result, and offsets are 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// For [`Op::MulMat`], with the layout of its weights.
@@ -31,7 +31,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// The weights' layout, if it multiplies with packed ones.
+    /// Returns the weights' layout, if the command multiplies with packed weights.
     #[must_use]
     pub fn weights(&self) -> Option<&WeightLayout> {
         match self {
@@ -40,7 +40,8 @@ impl Command {
         }
     }
 
-    /// Has it multiply with weights that a pack brought in another layout than their type's.
+    /// Sets that the device multiplies with weights which a pack has in another layout than that of
+    /// their type.
     pub fn set_weights(&mut self, layout: WeightLayout) {
         let (body, weights) = match self {
             Self::MulMat(body, weights) => (&mut body.weights, weights),
@@ -54,8 +55,7 @@ impl Command {
 /// Plans a node for a question of ggml's. It also refuses nodes that the device could compute, but
 /// should not.
 ///
-/// - `packs_beside`: whether weights in memory that the CPU uses, too, get a packed form beside
-///   them
+/// - `packs_beside`: whether weights in memory that the CPU also uses get packed copies
 ///
 /// # Errors
 /// The reason why the node is not for this device.
@@ -71,7 +71,7 @@ pub fn question(
     let packed = match operation.op {
         Op::MulMat => may_be_packed,
         Op::MulMatId if may_be_packed => true,
-        // Packing the experts at each use is slower than the CPU.
+        // Packing all experts for every use is slower than leaving the product to the CPU.
         Op::MulMatId => return Err("weights are not in packed memory"),
         _ => false,
     };
@@ -84,14 +84,13 @@ pub fn question(
         return Err("weights are not in packed memory");
     }
     match command(vtcm_bytes, operation, packed) {
-        // Operands that cannot be packed may still be a product of plain tensors.
+        // If the operands cannot be packed, a product with unpacked weights may still be possible.
         Err(reason) if packed => command(vtcm_bytes, operation, false).map_err(|_| reason),
         planned => planned,
     }
 }
 
-/// Returns `true` if weights in memory that the CPU uses, too, will be packed beside their own
-/// bytes.
+/// Returns `true` if weights in memory that the CPU also uses will get a packed copy.
 fn is_packed_beside(weights: &Tensor) -> bool {
     weights.role == Role::Weights && beside_layout(weights).is_some()
 }
@@ -102,9 +101,9 @@ fn may_be_packed(weights: &Tensor) -> bool {
     matches!(weights.place, Place::Packed | Place::Unknown) && WeightLayout::new(weights).is_some()
 }
 
-/// Returns the layout of the packed form that is beside weights in memory that the CPU uses, too;
-/// `None` if they have none. What is not marked as weights may be, if its type is one of weights:
-/// ggml's RPC server marks none.
+/// Returns the layout of the packed copy of weights in memory that the CPU also uses; `None` if
+/// they have none. A tensor without the role of weights may be one if it has a type of weights,
+/// because ggml's RPC server marks none.
 #[must_use]
 pub fn beside_layout(weights: &Tensor) -> Option<WeightLayout> {
     let may_be_weights = match weights.role {
@@ -259,7 +258,7 @@ fn operands(
     let act_step = src1.shape.nb[0];
     let act_fits = match src1.dtype {
         DType::F32 => act_step == 4 && rows_of_words(src1),
-        // A command before the product converts these to F32.
+        // An extra command in front of the product converts F16 activations to F32.
         DType::F16 => act_step == 2,
         _ => false,
     };
@@ -272,21 +271,21 @@ fn operands(
     if !sizes.iter().flatten().all(|size| fits_word(*size)) {
         return Err("a dimension needs more than 32 bits");
     }
-    // A row fits if any number of them does: as many go together as do.
+    // One row is enough to check: the product processes as many rows at a time as fit.
     GemmPlan::new(layout.matrix, 1, vtcm_bytes / F16_TILE_BYTES)
         .map_err(|_| "rows are too long for the VTCM")?;
     Ok(layout)
 }
 
-/// Returns the most elements of rows that products with weights of 8 bits take, a multiple of 32:
-/// longer ones do not fit in the VTCM.
+/// Returns the longest row, in elements, of a product with weights of 8 bits; a multiple of 32.
+/// Longer rows do not fit in the VTCM.
 #[must_use]
 pub fn longest_row(vtcm_bytes: usize) -> usize {
     let fits = |k_tiles: usize| {
         MatrixLayout::new(WeightType::Q8_0, TILE_DIM, k_tiles * TILE_DIM)
             .is_ok_and(|layout| GemmPlan::new(layout, 1, vtcm_bytes / F16_TILE_BYTES).is_ok())
     };
-    // Each tile along K takes at least its own bytes of activations.
+    // A tile along K needs at least one tile of activations, so this is an upper bound.
     let (mut fitting, mut over) = (0, vtcm_bytes / F16_TILE_BYTES + 1);
     while over - fitting > 1 {
         let middle = usize::midpoint(fitting, over);

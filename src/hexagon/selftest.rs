@@ -1,7 +1,7 @@
 //! The Hexagon NPU's part: one small graph of each family of operations.
 //!
-//! A DSP library that a compiler got wrong in one kernel computes everything else right, so that a
-//! test of products alone would let it pass.
+//! A DSP library in which a compiler broke one kernel computes everything else correctly. A test of
+//! products alone would not find this.
 
 use crate::error::{Error, Result};
 use crate::hexagon::device::HexNpu;
@@ -14,7 +14,7 @@ mod weights;
 
 pub use self::product::OneBufferProduct;
 
-/// Operations that have their code in common, and their test.
+/// Operations that share code, and their test.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
     /// For error messages.

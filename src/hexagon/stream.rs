@@ -31,10 +31,11 @@ mod turned;
 /// A failure has the number of its node once it is known.
 type Result<T> = std::result::Result<T, GraphError>;
 
-/// Graphs that a stream remembers whatever they hold.
+/// Number of graphs that a stream remembers whatever their size.
 const FEW: usize = 8;
-/// Graphs that are cached while they hold little: if some layers are the CPU's, a token has a graph
-/// for each stretch of others, and all of them come again in the same order.
+/// Number of graphs that are cached if they use little memory. If the CPU computes some layers, a
+/// token has a graph for each group of other layers, and all of these graphs come again in the same
+/// order.
 const MAX_REMEMBERED: usize = 256;
 /// Bytes that more than [`FEW`] graphs of a stream may hold, by [`Submission::held_bytes`].
 const MAX_HELD_BYTES: usize = 64 << 20;
@@ -54,7 +55,7 @@ struct Graphs {
     current: Submission,
     /// The last command, if nothing but the next node reads its result.
     last: Option<Last>,
-    /// The current graph has no number.
+    /// The current graph has no number, so it is a part of one.
     is_part: bool,
     /// Submissions by the number that ggml gives graphs, and when they were used last.
     cached: HashMap<u64, (u64, Submission)>,
@@ -101,7 +102,7 @@ impl HexStream {
     }
 
     fn graphs(&self) -> MutexGuard<'_, Graphs> {
-        // After a panic the C border asks nothing more of a stream.
+        // After a panic, the C side uses this stream for nothing else.
         self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -118,15 +119,16 @@ impl Stream for HexStream {
         graphs.is_part = uid == 0;
         for (number, node) in nodes.iter().enumerate() {
             let node_of = |failed: GraphError| GraphError {
-                // An earlier node's failure, found because its result was needed, has that node's
-                // number.
+                // If an earlier node failed because this one needed its result, the error keeps the
+                // earlier node's number.
                 node: failed.node.or(Some(number)),
                 ..failed
             };
             let packed = graphs.packed_but_read_unpacked(node);
             if !packed.is_empty() {
-                // Earlier commands may read the operand unchanged, and may compute its content.
-                // After them nothing is planned, so other streams may put tensors back as well.
+                // Pending commands may read the operand as it is, or compute its content, so they
+                // run first. With no planned command left, other streams may unpack tensors as
+                // well.
                 graphs.run_pending().map_err(node_of)?;
                 drop(layouts);
                 self.device.put_back(&packed);
@@ -175,8 +177,8 @@ impl Graphs {
     /// - `number`: its index in the graph
     ///
     /// # Errors
-    /// `Graph` if the node is not one that the device supports; `OutOfMemory` if weights are to be
-    /// packed and there is no room.
+    /// `Graph` if the device does not support the node; `OutOfMemory` without room for weights that
+    /// have to be packed.
     fn push(&mut self, number: usize, node: &Node) -> Result<()> {
         if node.operation.computes_nothing() {
             self.last = None;
@@ -216,7 +218,8 @@ impl Graphs {
                     self.current
                         .shows_cache(operation, buffer, src[1], self.is_part);
                 }
-                // The planner did not know where operands lie.
+                // The planner did not know the memory of the operands, so the check is repeated
+                // with it.
                 accepted(serve::accepts(&body))?;
                 let (body, step) = match last {
                     Some(Last::Product(product)) => match fuse_product(&product, &body) {
@@ -310,7 +313,7 @@ impl Graphs {
         *dots = cost::dots(arch, &device.rates, threads, weight, device.activations) as u32;
     }
 
-    /// Puts a product and what its results are combined with in place of the product.
+    /// Replaces a product by its combination with the operation that follows.
     fn push_combined(&mut self, step: Step, body: &wire::MatMul) -> Result<()> {
         let mut step = self.current.pop_into(step);
         step.cost.other_bytes = (step.cost.other_bytes).saturating_sub(cost::passed_on(body));
@@ -345,15 +348,15 @@ impl Graphs {
             && buffer.is_packed(src0)
             && (buffer.find(src0).is_none() || plan::command(vtcm_bytes, operation, true).is_err())
         {
-            // A part of a packed tensor, or operands that tiles are not multiplied with: floats are
-            // also multiplied as they lie.
+            // Reads the weight unpacked: it is only a part of a packed tensor, or its operands do
+            // not suit the matrix unit, and F32 and BF16 can also be multiplied unpacked.
             packed.push((buffer, src0.span()));
         }
         packed
     }
 
     /// Runs the commands that were collected so far, because the host is about to read or change
-    /// what they compute. The rest of the graph is a submission for this one time.
+    /// their results. This once, the rest of the graph is a separate submission.
     fn run_pending(&mut self) -> Result<()> {
         self.current.run(&self.device)?;
         self.current.clear(self.device.changes());
@@ -362,8 +365,8 @@ impl Graphs {
         Ok(())
     }
 
-    /// Plans a node: with packed weights in the layout that they have, or else in their type's.
-    /// Returns the place of weights that are packed beside their own bytes.
+    /// Plans a node: with packed weights in their current layout, or otherwise in their type's.
+    /// Returns the place of a packed copy of weights.
     fn plan(
         &mut self,
         vtcm_bytes: usize,
@@ -388,7 +391,7 @@ impl Graphs {
         // Unpacked weights first try the kernel that reads ggml's layout; if it refuses, they are
         // packed for this graph.
         let mut command = plan(found.is_some()).or_else(|_| plan(true))?;
-        // Weights from a pack may have another layout than the one that belongs to their type.
+        // A pack file may have stored the weight in another layout than its type's usual one.
         if let (Some(found), Some(layout)) = (found, command.weights())
             && found != *layout
         {
@@ -397,7 +400,7 @@ impl Graphs {
         Ok((command, None))
     }
 
-    /// Keeps the graph at hand under a number.
+    /// Keeps the current graph under a number.
     fn cache(&mut self, graph: u64) {
         self.current.drop_unused();
         let held = |(_, submission): &(u64, Submission)| submission.held_bytes();
@@ -422,7 +425,7 @@ impl Graphs {
     /// Computes again a graph that was computed under a number, with the current content of its
     /// operands. The first time, it allocates memory for the commands, and nothing else.
     ///
-    /// Returns `None` if there is no such graph, or if it cannot be computed in this way.
+    /// Returns `None` if the graph is unknown, or if it cannot be repeated.
     fn replay(&mut self, graph: u64) -> Option<std::result::Result<(), Failed>> {
         let (used, submission) = self.cached.get_mut(&graph)?;
         if !submission.is_valid(self.device.changes()) || !submission.has_current_forms() {
@@ -437,7 +440,7 @@ impl Graphs {
         Some(submission.run(&self.device))
     }
 
-    /// Fills in where the operands are, the result first; returns the buffers.
+    /// Fills in the places of the operands, the result first; returns the buffers.
     fn operands<const N: usize>(
         &mut self,
         operands: [&mut wire::Tensor; N],
@@ -447,7 +450,7 @@ impl Graphs {
     ) -> Result<[u32; N]> {
         let buffer = dst.ok_or_else(|| no_memory(&operation.dst))?;
         let number = self.current.result(&operation.dst, buffer);
-        // The result stands for operands that are not there.
+        // Missing operands get the result's buffer number.
         let mut buffers = [number; N];
         let mut result = None;
         for (index, operand) in operands.into_iter().enumerate() {
@@ -476,8 +479,8 @@ impl Graphs {
     }
 }
 
-/// Returns the buffers of a command: the result's, which stands for operands that are not there,
-/// and the sources'.
+/// Returns the buffers of a command: the result's, which also replaces absent operands, and the
+/// sources'.
 fn named(body: &TensorOp) -> [u32; 4] {
     let [a, b, c] = body.src.map(|src| match src.dtype {
         wire::TYPE_NONE => body.dst.buffer,

@@ -28,8 +28,8 @@ pub fn sampled(source: &[u8]) -> u128 {
     hash.update(&(source.len() as u64).to_le_bytes());
     let last = source.len() - SAMPLE_BYTES;
     for sample in 0..SAMPLES {
-        // Samples begin at whole pages of the tensor, except the last one, which ends where the
-        // tensor ends.
+        // Samples begin at whole pages of the tensor. The last sample is an exception: it ends
+        // where the tensor ends.
         let at = match sample {
             _ if sample == SAMPLES - 1 => last,
             _ => last / (SAMPLES - 1) * sample / SAMPLE_BYTES * SAMPLE_BYTES,
@@ -86,7 +86,7 @@ impl ChunkHash {
         }
     }
 
-    /// Ends the chunk that is not whole: what follows is another part of the payload.
+    /// Ends an incomplete chunk, because another part of the payload follows.
     pub fn end_chunk(&mut self) {
         if self.open_bytes > 0 {
             self.hashes.update(&self.open.digest128().to_le_bytes());

@@ -16,8 +16,8 @@ const RK_FAMILY: u32 = 0x524b;
 /// when the native layouts, the rotation, or the rounding change.
 const RK_VERSION: u32 = 1;
 
-/// Numbers of the arithmetics. Those that differ in their activations alone share one, which stands
-/// for the first of them.
+/// Numbers of the arithmetics. Arithmetics that differ only in their activations share a number,
+/// which means the first of them.
 const PRECISIONS: [(Precision, u32); 7] = [
     (Precision::Int8, 1),
     (Precision::Fp16, 2),

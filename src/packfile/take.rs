@@ -1,4 +1,4 @@
-//! Takes weights from packs, if they are the ones that are wanted.
+//! Loads weights from packs that have exactly the wanted ones.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,9 +25,9 @@ pub struct Pack {
     file: File,
     table: PackTable,
     index: HashMap<String, usize>,
-    /// It has some weights in groups, and is not meant to have all.
+    /// The pack has some weights in groups, and need not have all weights.
     has_groups: bool,
-    /// A log line said that something was taken, and that something was not.
+    /// Two flags: it was logged that a weight came from the pack, and that one did not.
     told_taken: AtomicBool,
     told_missed: AtomicBool,
 }
@@ -60,7 +60,7 @@ impl Pack {
         })
     }
 
-    /// Returns its head and table.
+    /// Returns the pack's head and table.
     #[must_use]
     pub fn table(&self) -> &PackTable {
         &self.table
@@ -121,7 +121,7 @@ impl Pack {
         let mut piece = Vec::new();
         let mut done = 0;
         while (done as u64) < entry.bytes {
-            // Whole chunks, which are hashed as such.
+            // Whole chunks, because each chunk has a hash.
             let left = usize::try_from(entry.bytes - done as u64).unwrap_or(usize::MAX);
             piece.resize(left.min(PIECE_CHUNKS * CHUNK_BYTES), 0);
             let start = entry.offset + done as u64;
@@ -186,9 +186,9 @@ fn compare(entry: &Entry, hash: ChunkHash) -> Result<()> {
 /// A weight that a device wants packed.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// Its name.
+    /// The weight's name.
     pub name: &'a str,
-    /// Its type.
+    /// The weight's type.
     pub dtype: DType,
     /// The quantized type, if devices have a layout for it.
     pub format: Option<Format>,
@@ -200,7 +200,7 @@ pub struct Wanted<'a> {
     pub layout: LayoutTag,
 }
 
-/// Why a weight was not taken from a pack; the later ones say more.
+/// The reason why a weight was not loaded from a pack; later variants are more specific.
 #[derive(Debug)]
 enum Miss {
     Absent,
@@ -318,7 +318,7 @@ impl Packs {
 
     /// Copies a weight from the first pack that has it in the wanted form. Returns `true` if there
     /// was one. If not, the content of `out` and `scales` is undefined, and a warning gives the
-    /// reason for the first weight of each pack that is not taken.
+    /// reason for the first weight that each pack lacks.
     ///
     /// - `out`, `scales`: as many as the layout has
     pub fn take(&self, wanted: &Wanted, out: &mut [u8], scales: &mut [f32]) -> bool {
@@ -330,7 +330,7 @@ impl Packs {
     /// order. If it returns `false`, some may have been handed over, and they are not to be used.
     ///
     /// - `bytes`: that the layout has
-    /// - `put(at, piece)`: takes the bytes that begin at `at`
+    /// - `put(at, piece)`: stores the bytes that begin at `at`
     pub fn take_pieces(
         &self,
         wanted: &Wanted,
@@ -397,7 +397,7 @@ impl Packs {
         if entry.layout != wanted.layout {
             return Err(Miss::Layout(entry.layout));
         }
-        // The same layout has the same size, unless the file is damaged.
+        // Equal layouts have equal sizes, unless the file is damaged.
         if (entry.bytes, entry.scales) != (bytes as u64, scales as u64) {
             return Err(Miss::Layout(entry.layout));
         }

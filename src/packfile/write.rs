@@ -11,7 +11,7 @@ use super::{
 };
 use crate::files::OutputFile;
 
-/// A pack file on its way: nothing is at its place until [`PackWriter::finish`].
+/// A pack file that is being written: nothing has its name until [`PackWriter::finish`].
 ///
 /// Tensors are streamed: the writer holds the table and a buffer of 1 MiB.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct PackWriter {
     options: String,
     entries: Vec<Entry>,
     at: u64,
-    /// Bytes that were left for head and table.
+    /// Bytes that are reserved for head and table.
     reserved: u64,
     payload: ChunkHash,
     written: u64,
@@ -140,7 +140,7 @@ impl PackWriter {
         Ok(())
     }
 
-    /// Writes the table, and puts the file at its place, over one that is there.
+    /// Writes the table, and moves the file to its place, where it replaces an existing one.
     ///
     /// # Errors
     /// `Io`; `Field` if the table is not as large as the names that were promised.
@@ -185,7 +185,7 @@ pub(super) const ENTRY_BYTES: usize =
     4 + 4 + 4 + 4 * 8 + super::LAYOUT_WORDS * 8 + 2 * 16 + 3 * 8 + 16 + 8;
 
 fn push_text(out: &mut Vec<u8>, text: &str) {
-    // CAST: names have 63 bytes, and the other texts were checked.
+    // CAST: names have at most 63 bytes, and the lengths of other texts were checked.
     let bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
     out.extend(bytes.to_le_bytes());
     out.extend(text.as_bytes());

@@ -151,7 +151,7 @@ mod tests {
         near(&norm(&[3.0, 5.0], 2, 0.0, true), &[-1.0, 1.0]);
         near(&l2_norm(&[3.0, 4.0], 2, 0.0), &[0.6, 0.8]);
         near(&soft_max(&[0.0, 2.0], &[0.0, -1.0], 2, 0.5), &[0.5, 0.5]);
-        // The second pair turns by a hundredth of the position.
+        // The second pair rotates by a hundredth of the position.
         let turned = rope(&[1.0, 0.0, 1.0, 0.0], 4, 1, &[1], 1e4, false);
         near(&turned, &[0.540_302_3, 0.841_471, 0.999_95, 0.009_999_8]);
         let turned = rope(&[1.0, 1.0, 0.0, 0.0], 4, 1, &[1], 1e4, true);

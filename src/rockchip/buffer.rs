@@ -36,14 +36,14 @@ pub struct RkBuffer {
 }
 
 impl Drop for RkBuffer {
-    /// Frees what is placed in it in one turn.
+    /// Frees all memory in it within one turn.
     fn drop(&mut self) {
         let _turn = self.device.npu.turn_to_free();
         self.contents_mut().packed.clear();
     }
 }
 
-/// The end of a buffer, whose memory is freed: calls may have contexts that are bound to it.
+/// The end of a buffer. Its memory is freed, but contexts of calls may be bound to it.
 #[derive(Debug)]
 struct End(Arc<RkDevice>);
 
@@ -57,7 +57,7 @@ impl Drop for End {
 #[derive(Debug)]
 pub(super) struct Contents {
     ggml_bytes: Pages,
-    /// By offset.
+    /// Packed weights by offset.
     packed: BTreeMap<usize, Packed>,
 }
 
@@ -69,7 +69,8 @@ struct Packed {
     ne: [usize; 4],
     bytes: usize,
     weights: PackedWeights,
-    /// The ranges written since the bytes were released, or ever: apart from each other.
+    /// The ranges written since the bytes were released, or since the beginning; they do not touch
+    /// each other.
     written: Vec<Range<usize>>,
     released: bool,
 }
@@ -133,13 +134,13 @@ impl Contents {
 }
 
 impl RkBuffer {
-    /// Allocates a buffer of `bytes`, on the device and in host memory (the latter takes space as
-    /// it is written).
+    /// Allocates a buffer of `bytes`, on the device and in host memory (the latter occupies space
+    /// as it is written).
     ///
     /// # Errors
     /// `OutOfMemory`.
     pub fn new(device: Arc<RkDevice>, bytes: usize) -> Result<Self> {
-        // Dropped after the memory if there are no pages.
+        // Created first, so that it is dropped after the memory if allocating the pages fails.
         let end = End(Arc::clone(&device));
         let memory = device.npu.allocate(bytes)?;
         let ggml_bytes = Pages::new(bytes).map_err(|_| Error::OutOfMemory {
@@ -160,7 +161,7 @@ impl RkBuffer {
     }
 
     pub(super) fn contents(&self) -> RwLockReadGuard<'_, Contents> {
-        // A panic while writing leaves at worst a tensor half written, which its caller reports.
+        // After a panic a tensor may be half written at worst, which the writing call has reported.
         self.contents.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -174,7 +175,7 @@ impl RkBuffer {
     /// rows are packed again.
     ///
     /// # Errors
-    /// `OutOfMemory` if the library has no more views; `NoRoom` if the packed form ends behind the
+    /// `OutOfMemory` if the library has no more views; `NoRoom` if the packed form ends after the
     /// buffer; `Released` for a part of a tensor whose other bytes were released.
     ///
     /// # Panics
@@ -189,8 +190,8 @@ impl RkBuffer {
         let mut contents = self.contents_mut();
         let touched = tensor.packed_offset + offset..tensor.packed_offset + offset + size;
         if size < tensor.shape.span_bytes(tensor.dtype).unwrap_or(0) {
-            // Before `place`, which forgets released bytes where a whole new tensor is about to be
-            // written.
+            // Checked before `place`, because that forgets released bytes when a whole new tensor
+            // is about to be written.
             contents.check(tensor, &touched, true, "written in part")?;
         }
         let placed = self.place(&mut contents, tensor);
@@ -198,7 +199,8 @@ impl RkBuffer {
         fill(&mut contents.ggml_bytes.bytes_mut()[touched.clone()]);
         placed?;
         let Contents { ggml_bytes, packed } = &mut *contents;
-        // Rows that a tensor of another type changed are packed when they are used, as theirs.
+        // Rows that were written as another type are no longer packed here; they are packed on use,
+        // with that type.
         packed.retain(|&start, packed| {
             let is_apart = start + packed.bytes <= touched.start || touched.end <= start;
             is_apart || packed.is_type_of(tensor)
@@ -211,7 +213,8 @@ impl RkBuffer {
             let row_bytes = packed.bytes / all_rows;
             let first = touched.start.saturating_sub(start) / row_bytes;
             let last = (touched.end.min(start + packed.bytes) - start).div_ceil(row_bytes);
-            // Nothing of a new one is packed, and its other rows may have been written before.
+            // A new tensor has no packed rows yet, and rows outside this write may have been
+            // written earlier.
             let is_new = packed.written.is_empty() && !packed.released;
             let changed = if is_new { 0..all_rows } else { first..last };
             let rows = &ggml_bytes.bytes()[start..start + packed.bytes];
@@ -234,14 +237,14 @@ impl RkBuffer {
             let all = packed.write(touched.start.saturating_sub(start)..end - start);
             if all && !self.device.keeps(tensor) {
                 packed.written.clear();
-                // The system can only refuse to take memory back.
+                // The advice can fail only if the system refuses to take the memory back.
                 packed.released = ggml_bytes.release(start..start + packed.bytes).is_ok();
             }
         }
         Ok(())
     }
 
-    /// Takes a whole weight from a pack file; whether there is one that has it.
+    /// Loads a whole weight from a pack file. Returns whether a pack has it.
     fn take(
         &self,
         tensor: &Tensor,
@@ -316,7 +319,7 @@ impl Buffer for RkBuffer {
     }
 
     fn holds(&self, _offset: usize, _bytes: usize) -> bool {
-        // Its bytes in ggml's layout are checked where they are used.
+        // Released bytes are checked where a tensor is used.
         true
     }
 
@@ -341,7 +344,7 @@ impl Buffer for RkBuffer {
                     shortage: Box::new(shortage),
                 })
             }
-            // It may be written all the same, and is packed as it is used.
+            // The tensor may be written although it has no packed memory; it is then packed on use.
             _ => Ok(()),
         }
     }

@@ -8,7 +8,7 @@ use rknpu_ops::ffi::MatmulType;
 use rknpu_ops::int4::Digits;
 use rknpu_ops::layout::{MatmulLayout, Soc};
 
-/// In which arithmetic the device multiplies.
+/// The arithmetic of a multiplication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// INT8 weights with a scale for each row, INT8 activations with a scale for each token, exact
@@ -20,7 +20,7 @@ pub enum Precision {
     /// As [`Self::Int8`], with activations as two INT8 digits, whose error is far below that of the
     /// weights.
     Int8Wide,
-    /// FP16 weights as they are, FP16 activations, FP32 sums.
+    /// FP16 weights unchanged, FP16 activations, FP32 sums.
     Fp16,
     /// INT4 weights with a scale for each row and segment, activations as two INT4 digits, INT16
     /// sums.
@@ -53,7 +53,7 @@ impl Precision {
         }
     }
 
-    /// Returns the vendor's number for it.
+    /// Returns the vendor's number for the arithmetic.
     #[must_use]
     pub const fn matmul_type(self) -> MatmulType {
         match self {
@@ -82,14 +82,14 @@ impl Precision {
     }
 }
 
-/// INT4 activations are two digits: one digit has 15 levels, and its error would be that of the
-/// weights again.
+/// INT4 activations are two digits. One digit has 15 levels, so its error would be as large as that
+/// of the weights.
 pub const DIGITS: Digits = Digits::Two;
 
 /// Cost of one call of one core while the other cores work as well.
 ///
 /// In a call the weights are read from DRAM once, whatever the number of rows, and the core
-/// computes at the same time: a call takes its fixed time and the longer of the two.
+/// computes at the same time, so a call lasts its fixed time plus the longer of the two.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CallCost {
     /// Nanoseconds of a call that does nothing.
@@ -122,7 +122,7 @@ impl CallCost {
     }
 }
 
-/// Cost of FLASH_ATTN_EXT besides that of calls.
+/// Cost of FLASH_ATTN_EXT in addition to its calls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionCost {
     /// Operations of ggml's CPU backend in a nanosecond, on all big CPUs.
@@ -131,22 +131,22 @@ pub struct AttentionCost {
     pub stages: f32,
 }
 
-/// The lowest and the highest operations of the CPU's attention in a nanosecond. The planner takes
+/// The lowest and the highest operations of the CPU's attention in a nanosecond. The planner uses
 /// the highest, so that the NPU computes only where it is faster by either.
 // SOURCE: RK3588. Llama-3.2-3B F16 falls from 61.8 tokens/s for 512 tokens to 45.5 for 2,048
 // (gregordinary), which is attention at 45 to 60 GFLOPS. Other chips have no published figures.
 pub const CPU_OPS_PER_NS: [f32; 2] = [45.0, 60.0];
 
-// SOURCE: RK3588. The stages: 167 to 203 ms beside 54 ms of waiting for products, of which 135 ms
-// are on the cores (unimatrix099, 512 tokens of Gemma-4 E4B). Other chips have no published
-// figures.
+// SOURCE: RK3588. The stages on the cores take 135 ms of 167 to 203 ms, next to 54 ms of waiting
+// for products (unimatrix099, 512 tokens of Gemma-4 E4B). Other chips have no published figures.
 const ATTENTION: AttentionCost = AttentionCost {
     cpu_ops_per_ns: CPU_OPS_PER_NS[1],
     stages: 1.5,
 };
 
 /// Cells of attention that are one dimension of a product come in multiples of this.
-// SOURCE: as K of `rknpu_ops::layout` (32), and as N (32, of one-core chips 16).
+// SOURCE: the granularity of K in `rknpu_ops::layout` (32) and of N (32; 16 on chips with one
+// core).
 pub const CELLS_ALIGN: usize = 32;
 
 // SOURCE: RK3588, unimatrix099's fork of rk-llama.cpp: rknn_matmul_run 32.9 us, each rknn_mem_sync
@@ -163,7 +163,7 @@ const ONE_CORE: CallCost = CallCost {
     int4_ops_per_ns: 3600.0,
 };
 const TWO_CORES: CallCost = CallCost {
-    // Between 11.1 for one and 26.6 / 3 for three.
+    // An assumed value between 11.1 (one core) and 26.6 / 3 (a third of three cores).
     bytes_per_ns: 10.0,
     ..ONE_CORE
 };
@@ -191,13 +191,13 @@ impl Cores {
         Self((1 << count) - 1)
     }
 
-    /// These cores and one more.
+    /// Returns these cores and `core`.
     #[must_use]
     pub const fn with(self, core: usize) -> Self {
         Self(self.0 | 1 << core)
     }
 
-    /// Their number.
+    /// Returns the number of cores.
     #[must_use]
     pub const fn count(self) -> usize {
         // CAST: u32 to usize loses nothing.
@@ -215,7 +215,7 @@ impl Cores {
         Some(cores)
     }
 
-    /// Their numbers.
+    /// Iterates over the numbers of the cores.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..8).filter(move |core| self.0 & 1 << core != 0)
     }
@@ -246,8 +246,8 @@ pub struct RkCaps {
     pub k_max_fp16: usize,
     /// Largest N of one call according to the documentation.
     pub n_max: usize,
-    /// Largest N of one INT8 or FP16 call with libraries that take more than [`Self::n_max`]. The
-    /// library is asked when the device opens.
+    /// Largest N of one INT8 or FP16 call with libraries that accept more than [`Self::n_max`]. The
+    /// library is tested when the device opens.
     pub n_wide: usize,
     /// The arithmetic for INT4 weights, if there is one.
     pub int4: Option<Precision>,
@@ -261,8 +261,8 @@ pub struct RkCaps {
     pub big_cpus: &'static [usize],
 }
 
-/// Descriptions of chips that differ from the constants, and lists of their tiles: kept for ever,
-/// as devices are, but each once.
+/// Descriptions of chips that differ from the constants, and lists of their tiles. They live until
+/// the process ends, as devices do; equal ones are kept once.
 static KEPT: Mutex<Vec<&'static RkCaps>> = Mutex::new(Vec::new());
 static KEPT_TILES: Mutex<Vec<&'static Vec<Tiles>>> = Mutex::new(Vec::new());
 
@@ -308,21 +308,21 @@ impl RkCaps {
 }
 
 // SOURCE: cpu-map in Rockchip's BSP device trees: RK3588 has Cortex-A55 as CPUs 0-3 and Cortex-A76
-// as CPUs 4-7, RK3576 Cortex-A53 and Cortex-A72 likewise; RK3562 and RK3566/68 have four of a kind.
-// Decode is 19-66 % faster on the A76: `taskset -c 4-7`, -t 4, docs/backend/RKNPU2-*.md of
+// as CPUs 4-7, RK3576 Cortex-A53 and Cortex-A72 likewise; the four CPUs of RK3562 and RK3566/68 are
+// alike. Decode is 19-66 % faster on the A76: `taskset -c 4-7`, -t 4, docs/backend/RKNPU2-*.md of
 // unimatrix099's fork of rk-llama.cpp, October 2026, on an RK3588.
 const UPPER_FOUR: &[usize] = &[4, 5, 6, 7];
 
 // SOURCE: RKNN SDK User Guide 2.3.0 §3.5 for N <= 4096. K: INT8 weights longer than 8192 (RK3576:
 // 4096) are stored in pieces, so longer rows are split here; FP16 beyond 4096 collapses on RK3588
 // (unimatrix099's measurements) and is split everywhere; RK356x takes at most 10240 of either.
-/// Largest N of one call of RK3588 and RK3576 with librknnrt 2.3.2. It makes 4 calls of a core's
-/// share of 151,936 columns, which takes 13 with N = 4096, and leaves M at 128
-/// ([`MAX_RESULTS`]): with fewer rows, reading the weights would take longer than computing.
+/// Largest N of one call of RK3588 and RK3576 with librknnrt 2.3.2. A core's share of 151,936
+/// columns then needs 4 calls instead of the 13 with N = 4096. It leaves M at 128
+/// ([`MAX_RESULTS`]): with fewer rows, reading the weights would be slower than computing.
 // SOURCE: unimatrix099's fork of rk-llama.cpp ran N = 87392 in INT8 and 32768 in FP16.
 const N_WIDE: usize = 16384;
 
-/// Oldest librknnrt that is asked for calls of 16,384 columns: the one that ran them.
+/// Oldest librknnrt for which calls of 16,384 columns are tried: the one that ran them.
 pub const MIN_RKNNRT_WIDE: (u32, u32, u32) = (2, 3, 2);
 
 /// Most results of one call: those of the documented largest N with 512 rows.
@@ -433,20 +433,20 @@ pub const ACTIVATION_BYTES: usize = CALL_BYTES / 4;
 /// Results of all cores that are kept in one I/O address space.
 pub const RESULT_BYTES: usize = CALL_BYTES - ACTIVATION_BYTES;
 
-/// Results of all cores and segments of K that one call may have. What is kept has room for them
-/// and for those of other calls.
+/// Results of all cores and segments of K that one call may have. The memory kept for calls has
+/// room for them and for those of other calls.
 pub const CALL_RESULT_BYTES: usize = CALL_BYTES / 2;
 
-/// Weights that one I/O address space takes; the rest of what librknnrt can use of it is for
-/// activations and results.
+/// Bytes of weights in one I/O address space; the rest that librknnrt can use is for activations
+/// and results.
 pub const DOMAIN_WEIGHT_BYTES: usize = DOMAIN_BYTES - CALL_BYTES;
 
-/// Weights that an I/O address space takes without librknnrt, whose cap is not the driver's. As
-/// much as calls take is left to streams and to copies of rows, too.
+/// Bytes of weights in an I/O address space without librknnrt, whose cap does not apply to the
+/// driver. Streams and copies of rows get as much as calls do.
 // SOURCE: addresses have 32 bits (vendor driver 0.9.8, rknpu_drv.c and rknpu_gem.c).
 pub const DIRECT_WEIGHT_BYTES: usize = u32::MAX as usize - 2 * CALL_BYTES;
 
-/// File descriptors that the process should be allowed: each allocation takes one.
+/// File descriptors that the process should be allowed: each allocation needs one.
 // SOURCE: rk-llama.cpp's README asks for `ulimit -n 65536`; beyond the limit librknnrt fails with
 // errno 24.
 pub const FILE_DESCRIPTORS: u64 = 65536;
@@ -459,14 +459,14 @@ pub const MIN_RKNNRT: (u32, u32, u32) = (2, 3, 0);
 /// Smallest M that the NPU computes, unless the user sets another: every M.
 ///
 /// The published figures for decode (M = 1) contradict each other, so no other value follows from
-/// them: on RK3588 the CPU makes 19.5 tokens/s of Gemma3 1B Q8_0 and the NPU 16.5, but 6.1 and 6.9
-/// of Ministral3 3B, 2.5 and 3.2 of Qwen3.5 9B, and the NPU takes less than half of the power.
+/// them: on RK3588 the CPU reaches 19.5 tokens/s of Gemma3 1B Q8_0 and the NPU 16.5, but 6.1 and
+/// 6.9 of Ministral3 3B, 2.5 and 3.2 of Qwen3.5 9B, and the NPU uses less than half of the power.
 /// Other chips have no such figures.
 // SOURCE: rk-llama.cpp's README, table for RK3588 with four A76 threads.
 pub const MIN_M: usize = 1;
 
 /// Smallest M for weights whose packed form has more bytes than [`NARROW`] allows, such as 4-bit
-/// ones that are multiplied in INT8: a few rows take as long as reading the weights, and the CPU
+/// ones that are multiplied in INT8: a few rows cost as much as reading the weights, and the CPU
 /// reads fewer bytes.
 // SOURCE: RK3588, four A76 threads: E4B Q4_0 4.9-6.9 tokens/s on the CPU, 3.3-4.55 as INT8 on the
 // NPU (unimatrix099's fork of rk-llama.cpp); Gemma3 1B Q4_0 28.3 against 16.7 (rk-llama.cpp's

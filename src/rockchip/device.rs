@@ -1,4 +1,4 @@
-//! The Rockchip NPU: multiplies rows of activations with weights that lie packed in device memory.
+//! The Rockchip NPU: multiplies rows of activations with weights that are packed in device memory.
 //!
 //! ```text
 //! rows of F32 --(1) rotate, quantize----> rows of INT8 --(2) interleave--> native A, one buffer for each K segment
@@ -12,8 +12,8 @@
 //! memory for (3) are made and bound for all cores before, and the results of all are fetched after
 //! it (`wave`).
 //!
-//! A turn covers all of it, and then one lock: there is one NPU, and several backends on several
-//! threads, and other processes, alternate. Whoever needs both takes the turn first.
+//! A turn and then a lock cover every operation, because several backends on several threads, and
+//! other processes, share one NPU. A thread that needs both gets the turn first.
 //!
 //! An error puts the device out of use: its results so far may be incomplete, so it refuses further
 //! work. A shape that the library refuses is an error of its call alone, as a lack of memory is,
@@ -55,7 +55,7 @@ mod weight;
 /// Cores of the largest NPU.
 const MAX_CORES: usize = 3;
 
-/// Threads for the host stages, the caller among them: as many as a chip has big CPUs.
+/// Threads for the host stages, including the caller: as many as a chip has big CPUs.
 const MAX_HOST_THREADS: usize = 4;
 
 /// Name of the device in ggml.
@@ -83,7 +83,7 @@ pub enum Spread {
 /// A core's share of a call.
 struct CoreShare<'a> {
     core: &'a mut Core,
-    /// Its columns that are not written yet.
+    /// The columns of the result that are not written yet.
     dst: RowsMut<'a>,
     result: Result<()>,
 }
@@ -114,7 +114,7 @@ struct NpuState {
 }
 
 impl NpuState {
-    /// Drops what calls can make again.
+    /// Drops everything that calls can create again.
     fn drop_caches(&mut self) {
         self.activations.drop_caches();
         self.attention.drop_caches();
@@ -123,7 +123,7 @@ impl NpuState {
 }
 
 impl RkNpu {
-    /// Opens the NPU behind `rknn`.
+    /// Opens the NPU of `rknn`.
     ///
     /// - `precisions`: the arithmetics that weights may have
     /// - `cpus`: the CPUs for the threads that serve it; all for an empty list
@@ -202,7 +202,7 @@ impl RkNpu {
         self.rknn.stand_in().is_some()
     }
 
-    /// Returns `true` if it is driven without the vendor's library.
+    /// Returns `true` if the device is driven without the vendor's library.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.rknn.direct_spaces().is_some()
@@ -214,35 +214,35 @@ impl RkNpu {
         self.lost.get().is_some()
     }
 
-    /// Uses one core only from here on.
+    /// From now on, only one core is used.
     pub fn use_one_core(&self) {
         self.one_core.store(true, Ordering::Relaxed);
     }
 
-    /// Compares the first results of each shape with the CPU's from here on, so that no number of a
-    /// shape that the library computes wrong is used.
+    /// From now on, compares the first results of each shape with the CPU's, so that no wrong
+    /// number is used if the library computes a shape wrong.
     pub fn prove_shapes(&self) {
         self.proves.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the bytes that weights can still take in the NPU's address spaces, and could take in
-    /// all.
+    /// Returns how many bytes of weights the NPU's address spaces can still hold, and how many they
+    /// could hold in total.
     #[must_use]
     pub fn address_space(&self) -> (usize, usize) {
         self.domains.bytes()
     }
 
-    /// Forgets activations that were packed from addresses that were written by another node than a
-    /// product.
+    /// Forgets activations that were packed from these addresses, because another node than a
+    /// product has written them.
     pub fn written(&self, addresses: &Range<usize>) {
         if let Ok(mut state) = self.state.lock() {
             state.activations.written(addresses);
         }
     }
 
-    /// Calls `attempt`, and once more if it fails, when what calls keep has been let go: that takes
-    /// memory and file descriptors, and contexts may hold weights that were freed, as they were
-    /// bound to them last.
+    /// Calls `attempt`. If it fails, drops the caches of calls and repeats it: the caches use
+    /// memory and file descriptors, and contexts may keep freed weights alive that they were last
+    /// bound to.
     fn with_room<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
         let _turn = self.rknn.turn()?;
         attempt().or_else(|_| {
@@ -253,14 +253,15 @@ impl RkNpu {
         })
     }
 
-    /// Lets go of memory that was freed, to which contexts are still bound. If no weights are left,
-    /// nothing of the NPU stays open until weights are allocated again.
+    /// Releases memory that was freed while contexts were still bound to it. If no weights are
+    /// left, nothing of the NPU stays open until weights are allocated again.
     pub fn release_idle(&self) {
-        // Without the turn nothing can be freed now.
+        // Nothing can be freed while another process has the turn.
         let Some(turn) = self.rknn.turn_to_free() else {
             return;
         };
-        // After a panic the device is out of use, and what is open ends with the process.
+        // After a panic the device is not used again, and whatever is open is closed when the
+        // process exits.
         if let Ok(mut state) = self.state.lock() {
             state.drop_caches();
             self.domains.release_idle(&turn);
@@ -313,7 +314,7 @@ impl RkNpu {
     }
 
     /// Computes `dst = act · w` in one call for each block of the weights. Returns the time in the
-    /// vendor's calls, of the core that took longest.
+    /// vendor's calls, for the slowest core.
     ///
     /// - `act`: rows of K; `bucket`: M of the contexts, at least `act.count()`
     /// - `graph`: number of the graph that the activations belong to, if they may be shared with
@@ -321,8 +322,8 @@ impl RkNpu {
     /// - `dst`: `act.count()` rows of N
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error, `Busy` if another process does not give its turn back,
-    /// else `Vendor`, `Geometry`, `OutOfMemory` or `WrongSums` for the one that has just happened.
+    /// `DeviceLost` after an earlier error, `Busy` if another process does not release the turn,
+    /// else `Vendor`, `Geometry`, `OutOfMemory` or `WrongSums` for an error of this call.
     pub fn mul_mat(
         &self,
         w: WeightSlice,
@@ -371,11 +372,12 @@ impl RkNpu {
         })
     }
 
-    /// Computes in a turn, with what calls keep. An error other than a lack, or than one of this
-    /// shape, puts the device out of use.
+    /// Runs `run` in a turn, with the caches of calls. The device is lost after an error, unless it
+    /// is a shortage or an error of this shape.
     fn guarded<T>(&self, mut run: impl FnMut(&Turn, &mut NpuState) -> Result<T>) -> Result<T> {
         let turn = self.rknn.turn()?;
-        // A panic under the lock is caught at the C border; after it, buffers may hold half a call.
+        // A panic under this lock is caught at the C interface. The buffers may then hold half a
+        // call, so the device is lost.
         let Ok(mut state) = self.state.lock() else {
             return Err(lost("an internal error"));
         };
@@ -383,8 +385,8 @@ impl RkNpu {
             return Err(lost(cause));
         }
         let result = match run(&turn, &mut state) {
-            // What calls keep is in the way, as in `allocate`. A lack that stays may pass later:
-            // this call alone fails.
+            // Caches of earlier calls may occupy the memory, so they are dropped as in `allocate`.
+            // If memory is still short, only this call fails, because the shortage may pass.
             Err(error) if error.is_shortage() => {
                 state.drop_caches();
                 run(&turn, &mut state)
@@ -395,7 +397,7 @@ impl RkNpu {
             && !error.is_shortage()
             && !error.is_of_shape()
         {
-            // The first cause stays.
+            // The first cause is kept.
             _ = self.lost.set(error.to_string());
         }
         result
@@ -457,7 +459,7 @@ impl RkNpu {
         }
         let used = shares.iter().flatten().count();
         let shares = &mut shares[..used];
-        // The first core has most chunks.
+        // Chunks are dealt out in order, so the first core has the most of them.
         let waves = shares
             .iter()
             .flatten()
@@ -470,8 +472,8 @@ impl RkNpu {
         Ok(ran.max().unwrap_or_default())
     }
 
-    /// Runs what is made and bound for all cores before, and writes the columns that are complete
-    /// after it.
+    /// Runs a wave, which was created and bound for all cores before, and writes the columns that
+    /// are complete afterwards.
     fn run_wave(
         &self,
         turn: &Turn,
@@ -523,8 +525,8 @@ impl RkNpu {
     }
 }
 
-/// Returns the worst error of the cores: one that ends the device must not be forgotten for one
-/// after which the call is tried again, or other calls go on.
+/// Returns the worst error of the cores: an error that loses the device must not be hidden by one
+/// after which the call is repeated or other calls continue.
 fn outcome(shares: &mut [Option<CoreShare>]) -> Result<()> {
     let mut lack = None;
     for share in shares.iter_mut().flatten() {
@@ -539,7 +541,7 @@ fn outcome(shares: &mut [Option<CoreShare>]) -> Result<()> {
 
 /// Returns the threads that serve the NPU: one for each of its cores, as the vendor's run blocks,
 /// and some more for the host stages. A stand-in computes on the CPU, where more threads than CPUs
-/// would only take turns.
+/// would only wait for each other.
 fn threads(cores: usize, simulated: bool) -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cpus.min(MAX_HOST_THREADS).max(cores);

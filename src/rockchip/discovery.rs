@@ -1,4 +1,4 @@
-//! Finds the Rockchip NPU of this machine, or the simulated one that the user asks for.
+//! Finds the Rockchip NPU of this machine, or the simulated one that the user requests.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 /// The file in which the kernel names the board.
 const DEVICE_TREE: &str = "/proc/device-tree/compatible";
 
-/// Opens and tests the NPU that `config` asks for or that the machine has.
+/// Opens and tests the NPU that `config` requests or that the machine has.
 #[must_use]
 pub fn find(config: &Config) -> Discovery {
     let mut found = Discovery::default();
@@ -48,8 +48,8 @@ pub fn find(config: &Config) -> Discovery {
             .and_then(|rknn| RkDevice::start(rknn, target(caps, config)?))
             .map(|device| device.traced(config.trace.as_deref()));
         if let Ok(device) = &device {
-            // A program may only start others that compute, as llama-server does for each of
-            // several models.
+            // The program may only start other programs that compute, as llama-server does for
+            // several models, so the NPU is released until it is needed.
             device.npu().release_idle();
         }
         found.add(NAME, device.map(|device| Arc::new(device) as _));
@@ -59,8 +59,8 @@ pub fn find(config: &Config) -> Discovery {
     found
 }
 
-/// Returns the Rockchip NPU that `config` asks for or that the machine has, and whether it is a
-/// simulated one.
+/// Returns the Rockchip NPU that `config` requests or that the machine has, and whether it is
+/// simulated.
 #[must_use]
 pub fn chip(config: &Config) -> Option<(&'static RkCaps, bool)> {
     match config.sim.as_slice() {
@@ -72,8 +72,8 @@ pub fn chip(config: &Config) -> Option<(&'static RkCaps, bool)> {
     }
 }
 
-/// Loads the library of a Rockchip NPU, or what stands in its place: its stand-in, or our own
-/// command streams.
+/// Loads the library of a Rockchip NPU, or its replacement: the stand-in, or our own command
+/// streams.
 ///
 /// # Errors
 /// `Library` if there is none, `Direct` if there is nothing for command streams.
@@ -100,7 +100,7 @@ fn load(caps: &RkCaps, config: &Config) -> Result<Arc<Rknn>> {
     let library = || Rknn::load(config.rknn_lib.as_deref());
     let rknn = match config.rknn {
         Driving::Direct => direct(caps)?,
-        // A user who names a library means it.
+        // If the user named a library, there is no fallback to the direct driver.
         Driving::Auto if config.rknn_lib.is_none() => library().or_else(|missing| {
             direct(caps).map_err(|error| {
                 log::info!("{error}");
@@ -129,7 +129,8 @@ fn direct(caps: &RkCaps) -> Result<Arc<Rknn>> {
     log::info!("{path} ({}) is driven without librknnrt", kernel.name());
     let nodes = match kernel {
         Kernel::Rknpu => Nodes::Machine,
-        // Each file has its own address space, and the kernel queues the jobs of all of them.
+        // Each opened file has a separate address space, and the kernel queues the jobs of all of
+        // them.
         Kernel::Rocket => Nodes::Private,
     };
     Rknn::direct(Box::new(node), nodes)
@@ -138,8 +139,8 @@ fn direct(caps: &RkCaps) -> Result<Arc<Rknn>> {
 /// Returns the chip with the user's wishes for it.
 ///
 /// # Errors
-/// `Config` if a rule asks for an arithmetic that the chip does not have, or if the file of
-/// settings is not understood.
+/// `Config` if a rule contains an arithmetic that the chip lacks, or if the settings file cannot be
+/// understood.
 pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
     for (choice, word, arithmetic) in [
         (Choice::Int4, "int4", caps.int4),
@@ -210,8 +211,8 @@ pub(super) fn chip_of_this_machine() -> Option<&'static RkCaps> {
     caps::by_compatible(&compatible).or_else(|| caps::by_uevent(&lock::npu_uevent()?))
 }
 
-/// Returns the reason why there is no device without a chip. A user who names a library expects
-/// one, and is told first if the file is none.
+/// Returns the reason why there is no device if no chip is known. A user who names a library
+/// expects a device, so the first check is whether the file is a library.
 fn why_absent(config: &Config) -> Absence {
     let Some(library) = &config.rknn_lib else {
         return why_unknown();
@@ -230,8 +231,7 @@ fn chips() -> String {
     caps::ALL.map(|caps| caps.soc.name()).join(", ")
 }
 
-/// Returns the reason why no chip is known: one that is worth a warning where the kernel shows a
-/// Rockchip NPU.
+/// Returns the reason why no chip is known. It is a warning if the kernel shows a Rockchip NPU.
 fn why_unknown() -> Absence {
     let Some(node) = lock::npu_node() else {
         return Absence::NotThere(format!(

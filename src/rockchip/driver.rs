@@ -1,14 +1,14 @@
-//! librknnrt, or what has its functions: contexts, memory and runs as Rust values. Every return
-//! code is checked here, and nowhere else.
+//! librknnrt, or a replacement with its functions: contexts, memory and runs as Rust values. Every
+//! return code is checked here, and nowhere else.
 //!
 //! Ownership: a [`Context`] or [`Memory`] keeps the library open, a [`Memory`] keeps the context it
 //! was made with, a [`MemoryView`] keeps the memory that it shows. A context binds memory in
-//! [`Context::bind`], and only what changed since the last time; [`Context::run`] takes the same
-//! operands again, so it can never run on memory that is gone.
+//! [`Context::bind`], and only what changed since the last time; [`Context::run`] gets the same
+//! operands again, so it can never run on freed memory.
 //!
 //! Every call is in a turn ([`Rknn::turn`]): the caller's, or one for the call alone. One thread of
-//! one process has it. Only runs may be in several threads, to which the one that has the turn
-//! lends it.
+//! one process has it. Only runs may be in several threads: the thread that has the turn lends it
+//! to them.
 #![expect(unsafe_code, reason = "calls into the vendor's library")]
 
 use std::ffi::{CStr, c_void};
@@ -81,12 +81,12 @@ impl Rknn {
         }))
     }
 
-    /// Drives the NPU behind the node of the kernel's driver by our own command streams.
+    /// Opens the NPU at a node of the kernel's driver, to drive it by our own command streams.
     ///
-    /// - `nodes`: those that processes share the NPU by
+    /// - `nodes`: those by which processes share the NPU
     ///
     /// # Errors
-    /// `Direct` with what the driver lacks.
+    /// `Direct` with the feature that the driver lacks.
     pub fn direct(node: Box<dyn Node>, nodes: Nodes) -> Result<Arc<Self>> {
         let machine = direct::start(node).map_err(|error| Error::Direct {
             reason: error.to_string(),
@@ -132,7 +132,7 @@ impl Rknn {
     ///
     /// SOURCE: airockchip/rknn-toolkit2 issue 533 (2.3.2, driver 0.9.6): memory that one thread
     /// makes or frees while another one runs ends in failed submissions, lockups and kernel panics.
-    /// rk-llama.cpp, too, has only runs side by side.
+    /// In rk-llama.cpp, too, only runs overlap.
     ///
     /// # Errors
     /// As for [`Self::turn`].
@@ -175,7 +175,7 @@ impl Rknn {
     }
 }
 
-/// A run that takes so long has met the driver's time-out if it fails.
+/// If a run fails after this time, the driver's time-out has ended it.
 // SOURCE: runs take microseconds to milliseconds; the driver's time-outs are seconds (rknpu_job.c,
 // driver 0.9.8).
 const TIMED_OUT: Duration = Duration::from_secs(1);
@@ -192,8 +192,8 @@ fn check(call: &'static str, code: i32, what: impl FnOnce() -> String) -> Result
     })
 }
 
-/// As [`check`], for calls that need memory: before anything `ran`, the general code may stand for
-/// a lack of it, and a failure does not harm the device.
+/// As [`check`], for calls that need memory: before anything `ran`, the general error code may mean
+/// a lack of memory, and the device can still be used.
 fn check_with_room(
     call: &'static str,
     code: i32,
@@ -220,7 +220,7 @@ pub struct Context {
     attr: Box<IoAttr>,
     /// Identities of the memory that A, B and C are bound to; 0 for none.
     bound: [u64; 3],
-    /// It has run.
+    /// `true` if the context has run.
     ran: bool,
 }
 
@@ -256,8 +256,8 @@ impl Context {
         })?;
         let call = "rknn_matmul_create";
         check_with_room(call, code, false, || describe(&info)).map_err(|error| {
-            // The library may return any code when descriptors run out, so count those that the
-            // process has left.
+            // The library may return any code when file descriptors run out, so the remaining ones
+            // are counted.
             let reached = process::file_limit_reached(process::DESCRIPTORS_PER_CONTEXT);
             reached.map_or(error, |limit| Error::OutOfDescriptors {
                 call,
@@ -318,7 +318,7 @@ impl Context {
         }
     }
 
-    /// Returns its I/O address space.
+    /// Returns the context's I/O address space.
     #[must_use]
     pub fn domain(&self) -> i32 {
         self.info.iommu_domain_id
@@ -337,7 +337,7 @@ impl Context {
         let to = (&raw mut version).cast::<c_void>();
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let code = self.rknn.alone(|api| {
-            // SAFETY: the command is the one that fills this struct, and its size is given.
+            // SAFETY: this query fills this struct, and the size given is the struct's.
             unsafe { (api.query)(self.handle, ffi::QUERY_SDK_VERSION, to, bytes) }
         })?;
         check("rknn_query", code, || "the library's version".into())?;
@@ -368,7 +368,7 @@ impl Context {
         Ok(())
     }
 
-    /// Computes C from A and B, in a turn of this thread or of the one that waits for it.
+    /// Computes C from A and B, in a turn of this thread, or of the thread that waits for it.
     ///
     /// # Errors
     /// `Vendor` with the shape in it.
@@ -380,11 +380,12 @@ impl Context {
         assert_eq!(self.bound, identities, "other memory than what was bound");
         self.ran = true;
         let begun = Instant::now();
-        // SAFETY: the handle is that of a live context, whose operands are alive for the call, and
-        // C is exclusive.
+        // SAFETY: the handle is that of a live context, whose operands live during the call, and C
+        // is borrowed exclusively.
         let code = unsafe { (self.rknn.api.matmul_run)(self.handle) };
         let is_late = code != ffi::code::SUCC && begun.elapsed() > TIMED_OUT;
-        // Linux's driver, which has several address spaces, resets one core.
+        // Linux's own driver has several address spaces and resets one core; the vendor's driver
+        // has one and resets all.
         let resets_all = self.rknn.direct_spaces().unwrap_or(1) == 1;
         if (code == ffi::code::TIMEOUT || is_late) && resets_all {
             log::warn!(

@@ -1,5 +1,5 @@
 //! Weights between ggml's rows and the NPU's native layout. For INT8 this quantizes too: a rotation
-//! along K (unless a rule asks for none), then one scale for each row. For INT4: the same rotation,
+//! along K (unless a rule excludes it), then one scale for each row. For INT4: the same rotation,
 //! then a calibrated scale for each row and segment of K.
 //!
 //! A weight of N rows of K is cut into **chunks** of N (so that the cores share them and no call
@@ -34,12 +34,12 @@ pub const BLOCK_ALIGN_BYTES: usize = 4096;
 /// Most segments of K.
 pub const MAX_SEGMENTS: usize = 64;
 
-/// Most rows of quantized weights that are multiplied in FP16 unless a rule says otherwise. Weights
-/// of so few rows are routers, gates and the like, each of whose results matters, and one tile of N
-/// costs the same time in any arithmetic. With as few results the error of INT8 does not average
-/// out either: with 16 rows of K = 4096, 2 of 208 random tokens missed upstream's limit of 5e-4
-/// (test-backend-ops, 2026-11-20, simulated). A row with values beyond FP16's range is stored with
-/// a power of two taken out, which is the scale of its results.
+/// Most rows of quantized weights that are multiplied in FP16 by default. Weights of so few rows
+/// are routers, gates and the like, each of whose results matters, and one tile of N costs the same
+/// time in any arithmetic. With as few results the error of INT8 does not average out either: with
+/// 16 rows of K = 4096, 2 of 208 random tokens missed upstream's limit of 5e-4 (test-backend-ops,
+/// 2026-11-20, simulated). A row with values beyond FP16's range is divided by a power of two,
+/// which becomes the scale of its results.
 pub const FEW_ROWS: usize = 32;
 
 /// Longest row: the INT32 sum of all INT8 segments is exact up to `2^31 / 127^2` = 133,144.
@@ -71,8 +71,9 @@ pub struct WeightLayout {
 }
 
 impl WeightLayout {
-    /// Lays out a weight of type `dtype` and dimensions `ne`, in the arithmetic that a rule chose
-    /// for it, or else in the one for its type; `None` for weights that the device does not take.
+    /// Returns the layout of a weight of type `dtype` and dimensions `ne`, in the arithmetic that a
+    /// rule chose for it, or otherwise in the one for its type; `None` for weights that the device
+    /// does not accept.
     #[must_use]
     pub fn new(
         caps: &RkCaps,
@@ -99,8 +100,8 @@ impl WeightLayout {
             Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => int4::SAFE_K_I4,
         };
         dtype.row_bytes(ne[0])?;
-        // Weights with one value of K are convolution kernels, which other operations read
-        // (WavTokenizer's), and would take 32 times their bytes.
+        // A row of one value (K = 1) is a convolution kernel, for example WavTokenizer's. Other
+        // operations read it, and padding K would make it 32 times as large.
         if ne.contains(&0)
             || ne[0] == 1
             || ne[0] > MAX_K
@@ -173,8 +174,8 @@ impl WeightLayout {
         self.slices * self.blocks_per_slice() * self.block_stride()
     }
 
-    /// Sets of weight scales in a chunk, of one scale for each row: one, or one for each segment of
-    /// K.
+    /// Sets of scales of a chunk, each with one scale for each row: one set, or one for each
+    /// segment of K.
     pub(super) fn scale_sets(&self) -> usize {
         match self.precision {
             Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide | Precision::Fp16 => 1,
@@ -182,7 +183,7 @@ impl WeightLayout {
         }
     }
 
-    /// Returns the number of weight scales, those of padding rows included.
+    /// Returns the number of weight scales, including those of padding rows.
     #[must_use]
     pub fn scales(&self) -> usize {
         self.slices * self.chunks * self.scale_sets() * self.chunk_n
@@ -239,8 +240,8 @@ impl WeightLayout {
         )
     }
 
-    /// Returns the layout of one chunk as a separate weight, of the rows [`Self::chunk_rows`]:
-    /// chunks follow each other in memory, and so do their scales.
+    /// Returns the layout of one chunk as a separate weight, with the rows [`Self::chunk_rows`].
+    /// Chunks follow each other in memory, and so do their scales.
     #[must_use]
     pub fn of_chunk(&self, chunk: usize) -> Self {
         Self {

@@ -1,5 +1,5 @@
-//! The Rockchip NPU: weights in packed buffers, everything else in host memory; each multiplication
-//! is computed as it comes.
+//! The Rockchip NPU: weights are in packed buffers, everything else is in host memory, and each
+//! multiplication is computed at once.
 //!
 //! | file | holds |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | [`buffer`], [`stream`] | ggml's buffers and graphs |
 //! | [`device`] | the NPU: quantizes activations, runs the cores, writes results |
 //! | [`discovery`] | whether there is one |
-//! | [`driver`] | librknnrt, or its stand-in, behind safe calls |
+//! | [`driver`] | safe calls to librknnrt or its stand-in |
 //! | [`selftest`] | multiplications that an NPU must compute right before it is offered |
 
 use std::collections::BTreeSet;
@@ -50,15 +50,15 @@ pub struct RkDevice {
     /// The M that calls may have.
     passed: selftest::Passed,
     rows: Mutex<stream::RowScratch>,
-    /// Attention is the CPU's, because there was no room for it once, or the library refused a
-    /// shape.
+    /// `true` if the CPU computes attention, because there was no room for it once, or the library
+    /// refused a shape.
     attention_left: AtomicBool,
     /// Number of the next graph.
     submissions: AtomicU64,
     packs: OnceLock<Arc<Packs>>,
-    /// Packed forms of weights in host memory.
+    /// Packed copies of weights in host memory.
     beside: Beside,
-    /// The timeline on which nodes are noted.
+    /// The timeline to which nodes are written.
     tracks: Option<DeviceTracks>,
     /// Logs once that weights are kept for the CPU, and once that there is no memory for more of
     /// them.
@@ -105,8 +105,8 @@ impl RkDevice {
         })
     }
 
-    /// Notes each node in a file; nothing after a log line if it cannot be written, or if it is a
-    /// table, which only Hexagon has.
+    /// Writes each node to a file. If the file cannot be written, or is a table, which only Hexagon
+    /// has, a log line reports it and nothing is written.
     #[must_use]
     pub fn traced(mut self, path: Option<&Path>) -> Self {
         let file = (path.filter(|path| Timeline::is_for(path))).and_then(Timeline::open);
@@ -123,7 +123,7 @@ impl RkDevice {
         &self.npu
     }
 
-    /// Logs once for each weight that it is larger than a buffer can be.
+    /// Logs, once for each weight, that it is larger than a buffer can be.
     fn report_too_large(&self, operation: &Operation) {
         let Some(bytes) = plan::too_large(&self.target, operation) else {
             return;
@@ -139,16 +139,16 @@ impl RkDevice {
         }
     }
 
-    /// Returns `true` if there may be room for the packed form of weights beside them: without it a
-    /// graph would fail.
+    /// Returns `true` if there may be room for a packed copy of weights; without room a graph would
+    /// fail.
     fn has_room_beside(&self, weights: &Tensor) -> bool {
         let (free, _) = self.address_space();
         let layout = plan::weight_layout(&self.target, weights);
         !self.beside.is_full() && layout.is_some_and(|layout| layout.bytes() <= free)
     }
 
-    /// Returns the bytes that weights can still take in the NPU's address spaces, and could take in
-    /// all.
+    /// Returns how many bytes of weights the NPU's address spaces can still hold, and how many they
+    /// could hold in total.
     #[must_use]
     pub fn address_space(&self) -> (usize, usize) {
         self.npu.address_space()
@@ -169,7 +169,7 @@ impl Device for RkDevice {
         } else {
             ""
         };
-        // What drives it without librknnrt has its name in its version.
+        // Without librknnrt, the version text already contains the driver's name.
         let name = if self.npu.is_direct() {
             ""
         } else {
@@ -236,7 +236,7 @@ impl Device for RkDevice {
     }
 
     fn use_packs(&self, packs: Arc<Packs>) {
-        // The first packs stay; a second call changes nothing.
+        // Only the first call has an effect.
         let _ = self.packs.set(packs);
     }
 

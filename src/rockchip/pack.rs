@@ -52,7 +52,7 @@ impl RowSource<'_> {
     }
 }
 
-/// One group of rows on its way into the layout: its place in each segment of its chunk.
+/// One group of rows that is being packed: its place in each segment of its chunk.
 struct Group<'a> {
     /// First row, counted over all slices without padding.
     first_row: usize,
@@ -71,7 +71,7 @@ struct Group<'a> {
 /// - `scales`: [`WeightLayout::scales`] elements; `out`: [`WeightLayout::bytes`] bytes
 ///
 /// # Panics
-/// If a length disagrees, or a quantized type comes without `dequantize`: the planner admits
+/// If a length is wrong, or a quantized type comes without `dequantize`; the planner accepts
 /// neither.
 pub fn pack_rows(
     layout: &WeightLayout,
@@ -127,7 +127,7 @@ struct Work {
     rounding: RoundingScratch,
 }
 
-/// Cuts the destination into groups of `gn` rows, those without any row that exists left out.
+/// Divides the destination into groups of `gn` rows. Groups in which no row exists are left out.
 fn groups<'a>(layout: &WeightLayout, scales: &'a mut [f32], out: &'a mut [u8]) -> Vec<Group<'a>> {
     let NativeB { gn, .. } = layout.native.b;
     let group_bytes = layout.native.b.bytes(layout.segment_k, gn);

@@ -16,18 +16,19 @@ pub use self::bucket::{Bucketing, Buckets, M_BUCKET_MAX, MPiece};
 mod attention;
 mod bucket;
 
-/// The weights that logits are made with, in llama.cpp's words; the second where they are the
-/// embeddings.
+/// The weights that produce the logits, by llama.cpp's names; the second is for models whose head
+/// is the embeddings.
 const HEADS: [&str; 2] = ["output.weight", "token_embd.weight"];
 
-/// The weights of a layer that keys and values are made with.
+/// The weights of a layer that produce keys and values.
 const KEYS_AND_VALUES: [&str; 2] = ["attn_k.weight", "attn_v.weight"];
 
-/// Layers from the first on that are multiplied in FP16: every later one goes on with their errors.
+/// Number of first layers that are multiplied in FP16, because every later layer inherits their
+/// errors.
 const FIRST_LAYERS: usize = 2;
 
-/// Fewest columns for each row of such weights that are multiplied in FP16: they are 2 to 5 % of a
-/// model then, and a third of the rows of queries or less.
+/// Fewest columns for each row at which such weights are multiplied in FP16. They are then 2 to 5 %
+/// of a model, with at most a third of the rows of queries.
 const SHARED_BY: usize = 3;
 
 /// The chip and the user's choices for it.
@@ -39,12 +40,12 @@ pub struct Target {
     pub rules: Rules,
     /// Method that clips INT4 weights.
     pub calibration: Method,
-    /// Multiplications of fewer rows are the CPU's.
+    /// The CPU computes multiplications of fewer rows.
     pub min_m: usize,
-    /// The same for weights that packing makes larger ([`caps::NARROW`]), if it is more.
+    /// The same limit for weights that packing makes larger ([`caps::NARROW`]), if it is higher.
     pub min_m_narrow: usize,
-    /// Keeps the bytes that weights were written with, or does not; `None`: keeps those that the
-    /// CPU multiplies with.
+    /// `true` keeps the bytes with which weights were written, `false` does not; `None` keeps those
+    /// that the CPU multiplies with.
     pub keep: Option<bool>,
     /// The user's choice of when weights are packed. With [`Repack::Always`] the device computes
     /// whatever it can, also where the CPU is faster.
@@ -70,11 +71,11 @@ impl Target {
     /// results depend on them more than on others of their size.
     ///
     /// - The activations of a head have two digits: its errors are those of the logits, and it
-    ///   multiplies so few rows that reading it takes longer than computing.
+    ///   multiplies so few rows that reading it is slower than computing.
     /// - Few rows of keys and values, which several heads of queries share, are multiplied in FP16.
     /// - So are the first layers. The activations of every third `ffn_down` have two digits,
-    ///   because gates make outliers; with all of them, a prompt would take over 5 % longer.
-    ///   Experts keep INT8 in both, for their memory.
+    ///   because gates make outliers; with all of them, a prompt would be over 5 % slower. Experts
+    ///   stay INT8 in both cases, to save memory.
     fn choice(&self, weights: &Tensor) -> Option<Choice> {
         let rule = self.rules.choice(weights.name);
         if rule.is_some() || !matches!(weights.dtype, DType::Quantized { .. }) {
@@ -128,8 +129,8 @@ impl Target {
         (self.layout(weights)).is_some_and(|layout| layout.bytes() * stored > bytes * packed)
     }
 
-    /// Returns the fewest rows that the device multiplies with a weight: more of them if packing
-    /// makes it larger.
+    /// Returns the fewest rows that the device multiplies with a weight. For a weight that packing
+    /// enlarges, more rows are needed.
     fn min_m(&self, weights: &Tensor) -> usize {
         if self.min_m_narrow > self.min_m && self.is_narrow(weights) {
             return self.min_m_narrow;
@@ -145,8 +146,8 @@ fn part_of_layer(name: &str) -> Option<(usize, &str)> {
     Some((layer.parse().ok()?, part))
 }
 
-/// Returns the bytes of a buffer that a weight takes: its own, or those of its packed form if that
-/// is larger.
+/// Returns the size of a weight in a buffer, in bytes: that of ggml's layout or of the packed form,
+/// whichever is larger.
 fn buffer_bytes(layout: &WeightLayout, weights: &Tensor) -> usize {
     let ggml_bytes = weights
         .shape
@@ -155,7 +156,8 @@ fn buffer_bytes(layout: &WeightLayout, weights: &Tensor) -> usize {
     layout.bytes().max(ggml_bytes)
 }
 
-/// Returns the bytes of a multiplication's weights, if only their size keeps them from the device.
+/// Returns the bytes of a multiplication's weights, if the device refuses them for their size
+/// alone.
 #[must_use]
 pub fn too_large(target: &Target, operation: &Operation) -> Option<usize> {
     let weights = operation.src[0].as_ref()?;
@@ -190,8 +192,8 @@ impl MulMat {
 }
 
 /// Returns the layout of a tensor if it can be held packed on the chip. Uses the name, the type and
-/// the shape only, so the answer is the same for a weight that is asked about with M = 512, that is
-/// allocated, and that is used with M = 1.
+/// the shape only, so the answer is the same when ggml asks about a weight with M = 512, when it is
+/// allocated, and when it is used with M = 1.
 #[must_use]
 pub fn weight_layout(target: &Target, weights: &Tensor) -> Option<WeightLayout> {
     let contiguous = weights.shape.is_contiguous(weights.dtype);
@@ -231,8 +233,8 @@ impl Command {
     }
 }
 
-/// Answers a question of ggml's. Nodes that the device could compute, but should not, are refused,
-/// too.
+/// Answers a question of ggml about a node. Nodes that the device could compute, but should not,
+/// are refused, too.
 ///
 /// # Errors
 /// The reason why the node is not for this device.
@@ -245,9 +247,8 @@ pub fn question(target: &Target, operation: &Operation) -> Result<(), Refusal> {
         }
         return Attention::new(operation).map(drop);
     }
-    // Weights in plain memory, and computed operands, would have to be quantized and packed at each
-    // use: the CPU is faster. Where no memory is known yet, the answer is about the operation as
-    // such, which packs at use.
+    // Other weights would be quantized and packed for every use, which is slower than the CPU. If
+    // the memory is unknown, the question is whether the operation is possible at all, and it is.
     let in_place = |weights: &Tensor| {
         matches!(weights.place, Place::Packed | Place::Unknown) || is_packed_beside(target, weights)
     };
@@ -260,9 +261,9 @@ pub fn question(target: &Target, operation: &Operation) -> Result<(), Refusal> {
     command(target, operation).map(drop)
 }
 
-/// Returns `true` if a packed form of weights is beside them: they are in host memory of the
-/// device's own type. What is not marked as weights is if it is quantized: ggml's RPC server marks
-/// none.
+/// Returns `true` if weights have a packed copy, because they are in host memory of the device's
+/// buffer type. A tensor without the role of weights counts as one if it is quantized, because
+/// ggml's RPC server marks none.
 #[must_use]
 pub fn is_packed_beside(target: &Target, weights: &Tensor) -> bool {
     let is_quantized = matches!(weights.dtype, DType::Quantized { .. });
@@ -272,19 +273,19 @@ pub fn is_packed_beside(target: &Target, weights: &Tensor) -> bool {
         && weights.shape.is_contiguous(weights.dtype)
 }
 
-/// The fate of a weight's bytes once it is packed.
+/// The decision about a weight's bytes after it is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// They stay.
+    /// The bytes stay.
     Always,
-    /// They stay if there is memory for them: the CPU is faster with few rows, and the device
-    /// computes those, too.
+    /// The bytes stay if there is memory for them, because the CPU is faster with few rows, though
+    /// the device can compute those, too.
     IfThereIsRoom,
-    /// They are given back.
+    /// The bytes are released.
     Never,
 }
 
-/// Returns the fate of a weight's bytes once it is packed.
+/// Returns the decision about a weight's bytes after it is packed.
 #[must_use]
 pub fn keep(target: &Target, weights: &Tensor) -> Keep {
     if target.keeps_all() {
@@ -301,13 +302,13 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 ///
 /// - Nodes with too few rows, which ggml cannot know, since it gives a node to the device that has
 ///   the weights. The rows of a [`Op::MulMatId`] are its tokens.
-/// - Nodes that the device does not compute. The device claims those, too, so that ggml cuts no
-///   graph around them.
+/// - Nodes that the device does not compute. The device claims those, too, so that ggml does not
+///   split the graph at them.
 /// - Products with operands that would have to be packed at each use, unless they may be weights.
 ///   Slices of weights ([`Place::Unknown`]) are. Weights in host memory of the device's own type
 ///   are packed once.
-/// - Attention for which the CPU is faster by the cost table, unless the user has the device
-///   compute whatever it can.
+/// - Attention for which the CPU is faster by the cost table, unless the user makes the device
+///   compute everything that it can.
 #[must_use]
 pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
     let turned = turned(target, operation);
@@ -326,8 +327,8 @@ pub fn prefers_cpu(target: &Target, operation: &Operation) -> bool {
         Op::MulMatId => tokens,
         _ => return true,
     };
-    // ggml's RPC server does not say which of its buffers hold weights.
-    // A cache, of which heads are read in turn, is none.
+    // ggml's RPC server does not say which of its buffers hold weights, so a quantized contiguous
+    // tensor may be one. A cache is not contiguous, because its heads are read separately.
     let may_be_weights = weights.role == Role::State
         && matches!(weights.dtype, DType::Quantized { .. })
         && weights.shape.is_contiguous(weights.dtype);
@@ -357,7 +358,7 @@ pub fn turned<'a>(target: &Target, operation: &Operation<'a>) -> Option<Operatio
 /// Plans a node.
 ///
 /// # Errors
-/// The reason why the device cannot compute it.
+/// The reason why the device cannot compute the operation.
 pub fn command(target: &Target, operation: &Operation) -> Result<Command, Refusal> {
     let weights = operation.src[0].as_ref().ok_or(NOT_OURS)?;
     let layout =
@@ -367,10 +368,10 @@ pub fn command(target: &Target, operation: &Operation) -> Result<Command, Refusa
 
 const NOT_OURS: Refusal = "not an operation of this NPU";
 
-/// Plans a node whose weights are laid out already. Allocates nothing.
+/// Plans a node whose weights have a layout already. Allocates nothing.
 ///
 /// # Errors
-/// The reason why the device cannot compute it.
+/// The reason why the device cannot compute the operation.
 pub fn command_for(weights: WeightLayout, operation: &Operation) -> Result<Command, Refusal> {
     let dst = &operation.dst;
     match (operation.op, &operation.src) {

@@ -20,18 +20,19 @@ use crate::rockchip::pack::RowSource;
 use crate::rockchip::plan::{Buckets, M_BUCKET_MAX};
 use crate::tensor::{DType, Dequantize};
 
-/// N covers three chunks, so that every core of every chip takes part.
+/// N covers three chunks, so that every core of every chip is used.
 const N: usize = 96;
-/// K is 33 tiles of 32: longer than what one pass of the NPU's input buffers takes, and no power of
-/// two.
+/// K is 33 tiles of 32: longer than one pass of the NPU's input buffers can hold, and not a power
+/// of two.
 const K: usize = 1056;
-/// Rows of N that each core multiplies while the others do, and M: long enough for cores to meet.
+/// Rows of N that each core multiplies while the others do, and M: long enough for cores to run at
+/// the same time.
 const WIDE_N: usize = 4 * N;
 const WIDE_M: usize = 128;
-/// Times that all cores multiply at once.
+/// Number of times that all cores multiply at once.
 const ROUNDS: usize = 4;
 
-/// The numbers of every multiplication: the same each time.
+/// The numbers of every multiplication; they are the same in each run.
 static CASE: LazyLock<Case> = LazyLock::new(|| {
     let mut numbers = reference::uniform();
     let act: Vec<f32> = numbers.by_ref().take(M_BUCKET_MAX * K).collect();
@@ -82,7 +83,7 @@ fn limit(precision: Precision) -> f64 {
     }
 }
 
-/// Weights that are F32 in disguise, so that the test needs no ggml.
+/// Weights that are F32 but appear as a quantized type, so that the test needs no ggml.
 struct F32InBlocks;
 
 impl Dequantize for F32InBlocks {
@@ -93,8 +94,8 @@ impl Dequantize for F32InBlocks {
     }
 }
 
-/// Tests `npu`, in INT4 only if a rule asks for it, and returns the M that it may be called with.
-/// Has it use one core only if several disturb each other.
+/// Tests `npu`, in INT4 only if a rule contains it, and returns the values of M that it may be
+/// called with. Restricts it to one core if several cores disturb each other.
 ///
 /// # Errors
 /// `SelfTest` if an arithmetic is wrong with more than one M, or the error of the call that failed.
@@ -122,10 +123,10 @@ pub fn run(npu: &RkNpu, rules: &Rules) -> Result<Passed> {
 /// compares the bytes. Returns the most results that differed, if any.
 ///
 /// # Errors
-/// That of the call that failed.
+/// The error of the call that failed.
 // SOURCE: pty819/rk-llama.cpp reports wrong results of such views with two driver threads at once.
 pub fn cores(npu: &RkNpu) -> Result<Option<usize>> {
-    // The memory begins with a page that holds no weights: no view is without an offset.
+    // The memory begins with an unused page, so that every view has an offset greater than 0.
     let (memory, packed) = pack(npu, Choice::Int8, WIDE_N, BLOCK_ALIGN_BYTES)?;
     let multiply = |spread| {
         let mut have = vec![0.0f32; WIDE_M * WIDE_N];
@@ -181,9 +182,9 @@ fn arithmetic(npu: &RkNpu, choice: Choice) -> Result<(Precision, Buckets)> {
     for m in (0..=M_BUCKET_MAX.ilog2()).map(|log| 1 << log) {
         let mut have = vec![0.0f32; m * N];
         multiply(npu, (&memory, &packed), m, Spread::AllCores, &mut have)?;
-        // Numbers with 9 bits are exact in FP16, so the reference is the same for all arithmetics.
+        // Numbers of 9 bits are exact in FP16, so one reference serves all precisions.
         let have = reference::nmse(&have, &CASE.want[..m * N]);
-        // An error that is not a number is over the limit, too.
+        // NaN is over the limit, too.
         if have.is_nan() || have > limit {
             wrong.push((m, have));
         }
@@ -206,7 +207,7 @@ fn arithmetic(npu: &RkNpu, choice: Choice) -> Result<(Precision, Buckets)> {
     }
 }
 
-/// Multiplies `m` rows in a call of just this M.
+/// Multiplies `m` rows in a call with exactly this M.
 fn multiply(
     npu: &RkNpu,
     (memory, weights): (&WeightMemory, &PackedWeights),

@@ -1,5 +1,5 @@
-//! Graphs: each node is computed as it comes. Finds its weights, walks planes, experts and buckets
-//! of M.
+//! Graphs: each node is computed at once. Finds its weights, and goes through planes, experts and
+//! buckets of M.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -24,7 +24,7 @@ use crate::timeline::{GraphEvents, OperationTimes, Part, Track};
 
 mod attention;
 
-/// A stream of graphs on the Rockchip NPU, which computes each node as it comes.
+/// A stream of graphs on the Rockchip NPU. Each node is computed at once.
 #[derive(Debug)]
 pub struct RkStream {
     device: Arc<RkDevice>,
@@ -39,8 +39,8 @@ impl RkStream {
 }
 
 impl Drop for RkStream {
-    /// Attention of a program without weights on the NPU keeps contexts that no freed weights would
-    /// end.
+    /// In a program without weights on the NPU, attention keeps contexts that the freeing of
+    /// weights would not end.
     fn drop(&mut self) {
         self.device.npu.release_idle();
     }
@@ -77,13 +77,13 @@ impl Stream for RkStream {
 enum PackedOperand<'a> {
     /// Packed when they were written.
     Ready(&'a WeightMemory, &'a PackedWeights),
-    /// Packed beside their own bytes.
+    /// In a packed copy.
     Beside(Arc<Form>),
-    /// Packed as they are used, for this node only.
+    /// Packed on use, for this node only.
     AtUse(Box<AtUse<'a>>),
 }
 
-/// Weights that are packed slice by slice.
+/// Weights that are packed at use, slice by slice.
 struct AtUse<'a> {
     src0: Tensor<'a>,
     region: Region<'a>,
@@ -107,18 +107,18 @@ pub(super) struct RowScratch {
     /// Activations of one expert, and its results.
     gathered: Vec<f32>,
     result: Vec<f32>,
-    /// Results whose columns are the node's rows.
+    /// Results with exchanged factors: their columns are the rows of the node.
     turned: Vec<f32>,
 }
 
-/// Time of a node's calls on the core that takes longest.
+/// Time of a node's calls on the slowest core.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CallTimes {
-    /// Measured, in the vendor's calls that run the cores.
+    /// The measured time in the vendor's calls that run the cores.
     pub device: Duration,
-    /// Modelled nanoseconds of the calls as such, of reading weights, and of computing rows.
+    /// Modelled nanoseconds for calling, for reading weights, and for computing rows.
     parts_ns: [f32; 3],
-    /// Modelled nanoseconds of all of it.
+    /// Modelled nanoseconds for all of these.
     modelled_ns: f32,
 }
 
@@ -209,8 +209,8 @@ impl RkDevice {
     /// - `graph`: number of the graph, another one for each submission
     ///
     /// # Errors
-    /// `Graph` if the node is not one that the device supports, names an expert that does not
-    /// exist, or has a result that is not aligned to 4 bytes; else the device's error.
+    /// `Graph` if the device does not support the node, or if the node names an expert that does
+    /// not exist, or has a result that is not aligned to 4 bytes; else the device's error.
     pub fn compute(&self, node: &mut Node, graph: u64) -> Result<CallTimes> {
         if node.operation.computes_nothing() {
             return Ok(CallTimes::default());
@@ -224,8 +224,8 @@ impl RkDevice {
         }
     }
 
-    /// Computes a product whose factors are in the other order, and writes the columns of what
-    /// comes out as rows.
+    /// Computes a product whose factors are in the other order, and writes the columns of the
+    /// product as rows.
     fn turned(&self, node: &mut Node, turned: Operation, graph: u64) -> Result<CallTimes> {
         let [m, n, ..] = turned.dst.shape.ne;
         let mut result = std::mem::take(&mut self.lock_rows().turned);
@@ -281,7 +281,7 @@ impl RkDevice {
                 (command, packed)
             }
         };
-        // Another thread that computes at the same time begins with an empty scratch.
+        // `take` leaves an empty scratch buffer for another thread that computes at the same time.
         let mut rows = std::mem::take(&mut *self.lock_rows());
         let result = match command {
             Command::MulMat(command) => {
@@ -340,8 +340,8 @@ impl RkDevice {
                 let from = i2 * nb[2] + i3 * nb[3];
                 let to = i2 * dst.shape.nb[2] + i3 * dst.shape.nb[3];
                 let (rows, in_place) = act.rows(from, src1.dtype, [command.m, k], nb[1], converted);
-                // Converted rows share one scratch buffer, so their address does not identify them:
-                // no graph.
+                // Converted rows all use the same scratch buffer, so their address does not
+                // identify them: no graph number is passed.
                 let graph = in_place.then_some(graph);
                 let to = (to, dst.shape.nb[1]);
                 self.rows(packed, slice, rows, graph, out, to, &mut times)?;
@@ -401,7 +401,8 @@ impl RkDevice {
         Ok(times)
     }
 
-    /// Multiplies rows with one slice of the weights, bucket by bucket, and adds the time of it.
+    /// Multiplies rows with one slice of the weights, bucket by bucket, and adds the time to the
+    /// node's.
     #[expect(
         clippy::too_many_arguments,
         reason = "operands, places and the sum of their times"
@@ -432,8 +433,8 @@ impl RkDevice {
     }
 }
 
-/// Collects the experts that each token chose in each slot, sorted by expert. A negative index
-/// becomes one that is too large.
+/// Collects the experts that each token chose in each slot, sorted by expert. A negative index is
+/// replaced by one that is too large.
 fn chosen_experts(command: &MulMatId, ids: &Tensor, memory: Region, chosen: &mut Vec<Chosen>) {
     chosen.clear();
     for token in 0..command.tokens {
@@ -465,7 +466,7 @@ fn memory<'a>(tensor: &Tensor<'a>) -> Result<Region<'a>> {
 /// Returns the rows of a slice of weights, one after another: in place if they are, else copied.
 fn rows_of_slice<'a>(weights: &Tensor, region: Region<'a>, slice: usize) -> Cow<'a, [u8]> {
     let ([k, n, s2, _], nb) = (weights.shape.ne, weights.shape.nb);
-    // The planner took whole blocks.
+    // The planner accepted whole blocks only, so this cannot fail.
     let row_bytes = weights.dtype.row_bytes(k).unwrap_or(0);
     let start = slice % s2 * nb[2] + slice / s2 * nb[3];
     if nb[1] == row_bytes {

@@ -78,7 +78,7 @@ fn compute_in(
 #[test]
 fn the_line_counts_a_token_and_names_what_other_devices_compute() {
     let coverage = one();
-    // The loader: two memories for one weight, none for another.
+    // The model loader asks: one weight is in two memories, the other in none.
     answer(&coverage, "MUL_MAT", &product("", "a", 1), Some("packed"));
     answer(&coverage, "MUL_MAT", &product("", "a", 1), None);
     answer(
@@ -87,7 +87,7 @@ fn the_line_counts_a_token_and_names_what_other_devices_compute() {
         &product("", "b", 1),
         Some("too large"),
     );
-    // A prompt, which does not count.
+    // A prompt is not counted.
     answer(
         &coverage,
         "FFT",
@@ -98,7 +98,7 @@ fn the_line_counts_a_token_and_names_what_other_devices_compute() {
         compute(&coverage, 1, &[product("p", "a", 7), write(7)]),
         None
     );
-    // Two tokens; questions come several times, and a graph that is computed again has none.
+    // Two tokens: ggml asks several times about each, and does not ask about a repeated graph.
     for name in ["one", "two", "one"] {
         answer(&coverage, "FFT", &product(name, "a", 1), Some("unknown"));
     }
@@ -114,7 +114,8 @@ fn the_line_counts_a_token_and_names_what_other_devices_compute() {
     assert_eq!(coverage.end("HEX0", CONTEXT), None, "logged once");
 }
 
-/// They counted neither as the device's nor as others', and a token of nothing else had no line.
+/// Regression: such nodes were counted neither as the device's nor as the CPU's, and a token that
+/// had nothing else got no line.
 #[test]
 fn nodes_that_the_cpu_computes_for_few_rows_are_told() {
     let coverage = one();
@@ -153,7 +154,8 @@ fn a_single_token_is_told_when_its_context_ends() {
     let line = coverage.end("HEX0", CONTEXT);
     let want = "HEX0: 1 of 1 nodes of a token, in 1 split";
     assert_eq!(line.as_deref(), Some(want));
-    // The next model is loaded, then computed; its weight is named only if it cuts the token.
+    // The next model is loaded, then computed. Its weight is named only if it cuts the graph of a
+    // token.
     answer(&coverage, "MUL_MAT", &product("", "c", 1), Some("packed"));
     let second = coverage.begin();
     assert_eq!(coverage.end("HEX0", second), None, "nothing was computed");
@@ -172,7 +174,7 @@ fn a_single_token_is_told_when_its_context_ends() {
     );
 }
 
-/// Nothing tells what of an encoder ran where: no token comes after it.
+/// An encoder gets a line, too, although no token comes after its graph.
 #[test]
 fn a_graph_of_many_rows_that_writes_nothing_is_told() {
     let coverage = one();
@@ -184,7 +186,7 @@ fn a_graph_of_many_rows_that_writes_nothing_is_told() {
     assert_eq!(line.as_deref(), Some(want));
     assert_eq!(compute(&coverage, 2, &encoder), None);
     assert_eq!(compute(&coverage, 2, &encoder), None, "logged once");
-    // Its decoder's token has a separate line.
+    // A token of the second model's decoder gets a line of its kind.
     answer(&coverage, "MUL_MAT", &product("k", "a", 1), None);
     assert_eq!(compute(&coverage, 3, &[product("k", "a", 1)]), None);
     assert!(compute(&coverage, 3, &[product("k", "a", 1)]).is_some());
@@ -221,7 +223,7 @@ fn each_context_has_its_lines() {
         let line = compute(&coverage, 1, &token);
         assert_eq!(line.is_some(), is_told);
     }
-    // The text model's question is not the encoder's.
+    // ggml asked about FFT for the text model, not for the encoder.
     answer(&coverage, "FFT", &product("f", "a", 1), Some("unknown"));
     assert_eq!(compute(&coverage, 2, &token), None);
     let image = [product("i", "a", 9)];

@@ -1,11 +1,11 @@
-//! Tests of what a tensor of C becomes.
+//! Tests of the translation of C's tensors.
 
 use super::*;
 
-/// Dequantizes to the number of values, in each of them.
+/// Writes the number of values to each value.
 unsafe extern "C" fn count_values(_blocks: *const c_void, out: *mut f32, n: i64) {
     let n = usize::try_from(n).unwrap();
-    // SAFETY: `n` values by the caller's promise.
+    // SAFETY: the caller promises that there are `n` values.
     let out = unsafe { std::slice::from_raw_parts_mut(out, n) };
     out.fill(n as f32);
 }
@@ -55,7 +55,7 @@ fn a_tensor_has_the_type_and_the_format_that_ggml_names() {
         let have = metadata(&tensor).unwrap();
         assert_eq!((have.dtype, have.format), known.tensor_type(), "{ggml}");
     }
-    // Indices and caches: no type of weights.
+    // Index tensors and caches, whose types cannot be weights.
     for (dtype, is, bytes) in [
         (NPU_DTYPE_I8, DType::I8, 1),
         (NPU_DTYPE_I16, DType::I16, 2),

@@ -1,8 +1,8 @@
-//! Packed forms of weights that are in memory which the CPU uses, too.
+//! Packed copies of weights in memory that the CPU uses, too.
 //!
 //! Programs that know nothing of packing put weights there, and may read and write them in place at
-//! any time. The packed form of such a weight is beside it, in other memory, and is used as long as
-//! the weight has the bytes that were packed:
+//! any time. The packed form of such a weight is in other memory, and is used as long as the weight
+//! still has the bytes that were packed:
 //!
 //! - writes that the buffer or a graph makes end the form;
 //! - writes in place are found by a hash of all bytes, before each graph that uses the form. The
@@ -21,21 +21,21 @@ use crate::beside::{hash_piece, leaves_enough};
 use crate::graph::{Role, Tensor};
 use crate::tensor::{DType, Format};
 
-/// Bytes of one allocation for several forms: each takes one of the few numbers for buffers.
+/// Bytes of one allocation, which holds several forms, because there are few buffer numbers.
 const AREA_BYTES: usize = 64 << 20;
-/// Graphs in which a weight is multiplied as it lies after a graph has written it, because one that
-/// is trained is written by each graph; and in which a tensor is that may be a weight, because one
-/// that holds activations is written before each graph.
+/// Number of graphs in which a weight is multiplied unpacked. It counts after a graph has written
+/// the weight, because a weight in training is written by each graph. It also counts for a tensor
+/// that may be a weight, because one that holds activations is written before each graph.
 const REST: u32 = 2;
 
-/// Most tensors of a buffer of which some may be weights.
+/// Most tensors of a buffer that are tracked as possible weights.
 const MOST_FORMS: usize = 4096;
 
-/// The packed forms beside the tensors of one buffer.
+/// The packed copies of the tensors of one buffer.
 #[derive(Debug)]
 pub(in crate::hexagon) struct Beside {
     unpacked: Arc<Memory>,
-    /// Bytes of the device's memory that all its forms take.
+    /// Bytes of the device's memory for all of its forms.
     sum: Arc<AtomicUsize>,
     contents: Mutex<Contents>,
 }
@@ -66,7 +66,7 @@ struct Form {
     end: usize,
     dtype: DType,
     format: Option<Format>,
-    /// Its buffer is marked as one of weights. ggml's RPC server marks none.
+    /// The weight's buffer is marked as one of weights. ggml's RPC server marks none.
     is_weight: bool,
     /// Memory for the packed form, once there is one.
     place: Option<Place>,
@@ -75,13 +75,13 @@ struct Form {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// There is no packed form.
+    /// There is no packed copy.
     Unpacked,
     /// The form of bytes with this hash.
     Packed { hash: u64, stamp: u64 },
-    /// So many graphs more take it as it lies.
+    /// Number of further graphs that multiply it unpacked.
     Resting(u32),
-    /// Its values have no packed form, or it is no weight.
+    /// The values of the weight cannot be packed, or the tensor is not a weight.
     Refused,
 }
 
@@ -116,11 +116,11 @@ pub(in crate::hexagon) struct Used {
 /// The answer to a graph that is about to multiply with a weight.
 #[derive(Debug)]
 pub(in crate::hexagon) enum Found {
-    /// It has a packed form.
+    /// The weight has a packed copy.
     Packed(Place, Used),
-    /// This graph takes it as it lies, a later one may not.
+    /// This graph multiplies it unpacked; a later one may pack it.
     Later,
-    /// It is multiplied as it lies.
+    /// The weight is multiplied without a packed copy.
     Unpacked,
 }
 
@@ -135,7 +135,7 @@ impl Beside {
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
-        // A panic leaves at worst a form without its state, which is packed again.
+        // After a panic, a form may lack its state at worst, and is then packed again.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -255,7 +255,7 @@ impl Beside {
         }
         let taken: usize = areas.iter().map(|area| area.memory.bytes()).sum();
         let ggml_size = self.unpacked.bytes();
-        // Forms have about the bytes of their weights: the last area has little that stays unused.
+        // Packed forms are about as large as their weights, so an area of this size wastes little.
         let left = ggml_size.saturating_sub(taken).max(ggml_size / 32);
         let machine = (device.machine)();
         let sizes = [bytes.max(left.min(AREA_BYTES)), bytes];
@@ -290,8 +290,8 @@ impl Beside {
         });
     }
 
-    /// Ends the forms of weights that a graph writes. What is not marked as a weight, such as a
-    /// cache, is none then.
+    /// Ends the forms of weights that a graph writes. A tensor without the role of a weight, such
+    /// as a cache, no longer counts as one.
     pub(super) fn computed(&self, range: &Range<usize>) {
         self.touch(range, |is_weight| match is_weight {
             true => State::Resting(REST),
@@ -317,12 +317,14 @@ impl Beside {
     /// Gives the memory of all forms back. No stream may be about to use one.
     pub(in crate::hexagon) fn release(&self) {
         let mut contents = self.contents();
-        // The stamps go on, so that graphs that used a form find none with its stamp later.
+        // The stamp counter is not reset, so a graph never mistakes a later form for the one that
+        // it used.
         contents.forms.clear();
         contents.areas.clear();
     }
 
-    /// Makes what the CPU may have written of a weight in place visible; it writes nothing else so.
+    /// Makes the CPU's possible writes in place to a weight visible; the CPU writes nothing else in
+    /// this way.
     fn clean(&self, span: &Range<usize>, is_weight: bool) {
         if is_weight {
             self.unpacked.clean(span.clone());

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges of bytes; those that touch are one.
+/// Ranges of bytes. Ranges that touch are stored as one.
 #[derive(Debug, Default)]
 pub(in crate::hexagon) struct Ranges(BTreeMap<usize, usize>);
 
@@ -13,8 +13,8 @@ impl Ranges {
         if start == end {
             return;
         }
-        // Those that begin before the end reach up to it or beyond, as long as they touch the
-        // start.
+        // Visits ranges that begin at or before `end`, from the last one down, while they touch the
+        // new range.
         while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
             if other_end < start {
                 break;
@@ -25,7 +25,7 @@ impl Ranges {
         self.0.insert(start, end);
     }
 
-    /// Returns `true` if it has bytes of a range.
+    /// Returns `true` if a range has bytes in common with these.
     pub(in crate::hexagon) fn overlaps(&self, range: &Range<usize>) -> bool {
         let before = self.0.range(..range.end).next_back();
         !range.is_empty() && before.is_some_and(|(_, end)| range.start < *end)
@@ -34,7 +34,8 @@ impl Ranges {
     /// Returns the bytes of the process's memory that it holds, as far as a map of the standard
     /// library lets one know.
     pub(in crate::hexagon) fn heap_bytes(&self) -> usize {
-        // A node has room for 11 entries and at least half of them, but for a map of one node.
+        // A B-tree node has room for 11 entries and is at least half full, unless it is the only
+        // node.
         const NODE_BYTES: usize = 11 * 2 * size_of::<usize>() + 16;
         self.0.len().div_ceil(6) * NODE_BYTES
     }

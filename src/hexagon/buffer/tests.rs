@@ -32,7 +32,7 @@ fn weight(dtype: DType, at: usize) -> Tensor<'static> {
     }
 }
 
-/// Bytes that are no weight.
+/// Bytes that are not a weight.
 fn bytes(range: Range<usize>) -> Tensor<'static> {
     let count = range.len();
     Tensor {
@@ -53,7 +53,7 @@ fn size(tensor: &Tensor) -> usize {
     tensor.shape.span_bytes(tensor.dtype).unwrap()
 }
 
-/// Writes all of a tensor.
+/// Fills a whole tensor.
 fn fill(buffer: &HexBuffer, tensor: &Tensor) {
     buffer
         .write(tensor, 0, size(tensor), Content::Fill(0x3c))
@@ -100,7 +100,7 @@ fn a_weight_that_was_written_over_is_packed_from_its_first_part_on() {
     assert!(!buffer.is_packed(&w));
     buffer.write(&w, row, row, Content::Fill(1)).unwrap();
     assert!(buffer.is_packed(&w));
-    // A weight that was overwritten in part stays in ggml's layout until all of it is written.
+    // A weight that is overwritten in part stays in ggml's layout until all of it is written again.
     fill(&buffer, &bytes(AT - 100..AT + row));
     buffer.write(&w, row, row, Content::Fill(1)).unwrap();
     assert!(!buffer.is_packed(&w));
@@ -161,7 +161,8 @@ fn floats_are_packed_if_they_are_weights() {
     }
 }
 
-/// The optimizer's step on a packed weight was computed by nothing, and ggml aborts then.
+/// Regression: the optimizer's step on a packed weight was computed by nothing, and ggml aborts
+/// then.
 #[test]
 fn a_packed_weight_is_put_back_for_the_cpu() {
     let device = HexDevice::of_tests();
@@ -230,7 +231,7 @@ fn forms_beside_weights_leave_memory_for_others_and_make_way_for_buffers() {
     let buffer = HexBuffer::new(&device, AT + size(&weights), true).unwrap();
     fill(&buffer, &weights);
     let beside = buffer.beside().unwrap();
-    // Less than an eighth is free.
+    // Less than an eighth of the memory is free.
     device.machine = || (1 << 20, 16 << 20);
     let found = beside.find(&device, &weights, &layout, &[]);
     assert!(matches!(found, Found::Unpacked), "{found:?}");

@@ -1,13 +1,13 @@
-//! The DSP's address space as a budget: which buffers are mapped, which have to go so that others
-//! can come.
+//! The DSP's address space as a budget: which buffers are mapped, and which are unmapped to make
+//! room for others.
 //!
 //! A DSP with 32-bit addresses sees about 3 GB at a time. Buffers are mapped when a submission
 //! names them and unmapped, longest unused first, when another submission needs the room.
 //!
 //! The DSP can only map memory that is announced to the system. Buffers are announced when they are
-//! allocated, and take room in a window of addresses whose size cannot be asked for: 4 GiB on
-//! mainline Linux. When it is full, the longest unused buffers leave it until a submission names
-//! them. Accounting only; the session carries it out.
+//! allocated. They occupy a window of addresses whose size cannot be queried: 4 GiB on mainline
+//! Linux. When it is full, the longest unused buffers leave it until a submission names them. This
+//! module only keeps account; the session makes the changes.
 
 use hexagon_ops::wire::MAX_BUFFERS;
 
@@ -43,7 +43,7 @@ pub(super) enum Change {
 #[derive(Debug)]
 pub(super) struct AddressSpace {
     budget_bytes: u64,
-    /// By number; a free number has none.
+    /// The entries of the buffers by number; a free number has none.
     entries: Vec<Option<AddressEntry>>,
 }
 
@@ -89,7 +89,7 @@ impl AddressSpace {
         Ok(number)
     }
 
-    /// Forgets a buffer; whether it is mapped and must be unmapped first.
+    /// Forgets a buffer. Returns `true` if it is mapped and has to be unmapped first.
     pub(super) fn remove(&mut self, number: Number) -> bool {
         let entry = self.entries.get_mut(number as usize).and_then(Option::take);
         entry.is_some_and(|entry| entry.mapped)
@@ -126,8 +126,8 @@ impl AddressSpace {
         }
     }
 
-    /// Notes that a buffer has to be announced before it is mapped next. Returns `false` if it is
-    /// mapped, which stays as it is.
+    /// Records that a buffer has to be announced before it is mapped next. Returns `false`, and
+    /// changes nothing, if it is mapped.
     pub(super) fn mark_retracted(&mut self, number: Number) -> bool {
         let entry = (self.entries.get_mut(number as usize)).and_then(Option::as_mut);
         let Some(entry) = entry.filter(|entry| !entry.mapped) else {
@@ -139,7 +139,7 @@ impl AddressSpace {
 
     /// Chooses announced buffers that leave the window: the longest unused ones that have at least
     /// `bytes` together, or all but `numbers` if they have less. Those that the DSP has mapped are
-    /// unmapped by `changes`. Counts as carried out.
+    /// unmapped by `changes`. The account assumes that the changes are made.
     pub(super) fn retract(
         &mut self,
         bytes: u64,
@@ -276,7 +276,7 @@ mod tests {
         assert!(error.is_ok(), "c is gone and needs nothing");
     }
 
-    /// A product whose operands are in one buffer names it for each of them.
+    /// A product whose operands are in one buffer names that buffer several times.
     #[test]
     fn a_buffer_that_is_named_twice_counts_once() {
         let mut space = AddressSpace::new(100);
@@ -285,7 +285,8 @@ mod tests {
         let mut changes = Vec::new();
         space.admit(&[a, b, a, b], 1, &mut changes).unwrap();
         assert_eq!((changes.len(), space.mapped_bytes()), (2, 100));
-        // No room is made for mapped buffers, and room for new ones is made only once.
+        // Buffers that are already mapped need no room, and a new buffer that is named twice needs
+        // room once.
         let c = space.add(9, 40).unwrap();
         changes.clear();
         space.admit(&[c, a, c, a], 2, &mut changes).unwrap();
@@ -314,7 +315,7 @@ mod tests {
         space.admit(&[b, d], 1, &mut Vec::new()).unwrap();
         space.admit(&[a], 2, &mut Vec::new()).unwrap();
         let mut changes = Vec::new();
-        // No submission has named c, and d is needed.
+        // Buffer c was never named by a submission, and d must stay.
         assert_eq!(space.retract(60, &[d], &mut changes), [c, b]);
         assert_eq!(changes, [Change::Unmap { number: b }]);
         assert_eq!(space.mapped_bytes(), 100);
@@ -327,8 +328,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain set: never over budget, everything that was asked for is mapped, each
-        /// change is possible.
+        /// Compared with a simple set: the account is never over budget, every requested buffer is
+        /// mapped, and each change is possible.
         #[test]
         fn what_is_asked_for_is_mapped_and_the_budget_holds(
             sizes in prop::collection::vec(1usize..60, 1..12),

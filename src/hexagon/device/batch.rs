@@ -129,7 +129,7 @@ impl Batch {
         self.entries.len()
     }
 
-    /// Returns `true` if there are no commands.
+    /// Returns `true` without commands.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

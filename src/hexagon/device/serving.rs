@@ -12,11 +12,11 @@ use crate::hexagon::driver::{Connection, Interruption, Served};
 /// a busy one needs no further calls.
 ///
 /// Between two splits of a decode step there are tens of microseconds of CPU work, between two
-/// tokens a few milliseconds for the choice of the next one. A new call costs a call and taking
-/// VTCM again, several hundred microseconds.
+/// tokens a few milliseconds for the choice of the next one. A new call, which also acquires VTCM
+/// again, costs several hundred microseconds.
 pub(super) const IDLE: Duration = Duration::from_millis(15);
 
-/// Pause before a call that was interrupted, or that found VTCM taken, is made again.
+/// Pause before a call that was interrupted, or that found VTCM in use, is repeated.
 const LATER: Duration = Duration::from_millis(10);
 /// Interrupted calls after which a session ends. Each keeps one of the DSP's 255 contexts until the
 /// session is closed, and all programs of the machine share these.
@@ -36,7 +36,7 @@ pub enum Serving {
     Caller,
 }
 
-/// Wakes the serving thread, and hears of its end.
+/// Wakes the serving thread, and receives the reason of its end.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     state: Mutex<BellState>,
@@ -55,7 +55,8 @@ struct BellState {
 
 impl Bell {
     fn lock(&self) -> MutexGuard<'_, BellState> {
-        // Nothing in here panics half-way through a change.
+        // No code under this lock can panic half-way through a change, so a poisoned lock is still
+        // consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -87,8 +88,8 @@ impl Bell {
         self.rung.notify_all();
     }
 
-    /// Why the serving call ended, once: given by the thread, which is waited for at most
-    /// `patience`.
+    /// Returns the reason why the serving call ended, once. It comes from the thread, which is
+    /// waited for at most `patience`.
     pub(super) fn failure(&self, patience: Duration) -> Option<Error> {
         let unknown = |_: &mut BellState| !self.failed.load(Ordering::Acquire);
         let waited = self.rung.wait_timeout_while(self.lock(), patience, unknown);
@@ -156,7 +157,7 @@ fn serve_once(connection: &Connection, bell: &Bell, interruptions: &mut u32) -> 
 /// after.
 pub(super) struct Patience {
     timeout: Duration,
-    /// Time without progress, of which one pause is at most [`Self::longest_pause`].
+    /// Time without progress. A single pause counts for at most [`Self::longest_pause`].
     silent: Duration,
     looked: Instant,
     /// Commands that were waiting, and the DSP's sign of progress, when they changed last.
@@ -167,7 +168,7 @@ pub(super) struct Patience {
 /// Looks at the ring without a pause in between: a DSP answers a small submission within
 /// microseconds.
 const SPINS: u32 = 100;
-/// Looks in all before pauses are naps; other threads are let through after the first [`SPINS`].
+/// Looks at the ring before pauses become naps. Other threads may run after the first [`SPINS`].
 const LOOKS: u32 = 2100;
 /// Length of the later pauses.
 const NAP: Duration = Duration::from_micros(50);
@@ -206,14 +207,14 @@ impl Patience {
         self.silent < self.timeout
     }
 
-    /// Returns what one pause can add to the silence: in a longer one this process was stopped
-    /// (Ctrl-Z, a debugger, Android's freezer), and saw nothing of what the DSP did.
+    /// Returns how much one pause can add to the silence. In a longer pause this process was
+    /// stopped (Ctrl-Z, a debugger, Android's freezer), and could not see the DSP's progress.
     fn longest_pause(&self) -> Duration {
         (self.timeout / 8).min(Duration::from_secs(1))
     }
 
-    /// Returns `true` now and then, far less often than a call takes: whether the DSP should have
-    /// come by now.
+    /// Returns `true` from time to time, at intervals much longer than a call, when the DSP should
+    /// have answered by now.
     pub(super) fn is_long(&self) -> bool {
         self.pauses > LOOKS && self.pauses.is_multiple_of(1024)
     }

@@ -8,10 +8,10 @@
 //! ```
 //!
 //! One lock covers a submission from its first command to its completion, so several backends on
-//! several threads alternate. Silence for longer than the time-out, nonsense in the ring, or an
-//! error of the serving call lose the session: it refuses further work, and the rest of the process
-//! continues. A command that fails because of its operands' values, or for want of room, fails its
-//! submission only.
+//! several threads alternate. The session is lost after silence for longer than the time-out, an
+//! invalid value in the ring, or an error of the serving call: it refuses further work, and the
+//! rest of the process continues. A command that fails because of its operands' values, or for lack
+//! of room, fails its submission only.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -29,8 +29,8 @@ use crate::error::{Error, Result};
 use crate::hexagon::driver::ring::{Ring, RingError};
 use crate::hexagon::driver::{Connection, Quiet, RingMemory, Served, SharedMemory};
 
-/// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through
-/// in turns.
+/// Slots of the ring: a graph split of a large model has fewer commands, and longer graphs are
+/// submitted in several parts.
 const SLOTS: u32 = 1024;
 /// Calls that end before memory which the system refuses to map is given up.
 const MOST_WAITS: u32 = 3;
@@ -52,7 +52,7 @@ struct Inner {
     ring: Ring<RingMemory>,
     quiet: Quiet,
     space: AddressSpace,
-    /// The memory behind each number of `space`.
+    /// The memory of each number of `space`.
     memories: Vec<Option<Arc<SharedMemory>>>,
     /// Scratch of [`Session::submit`].
     changes: Vec<Change>,
@@ -137,7 +137,7 @@ impl Session {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic during a submission leaves the session lost.
+        // A panic during a submission loses the session.
         self.inner.lock().unwrap_or_else(|poisoned| {
             let _ = self.lose(Error::Dsp {
                 reason: "internal error".into(),
@@ -171,15 +171,15 @@ impl Session {
         announced.map(|()| number)
     }
 
-    /// Announces the memory behind a number. When the system refuses it, the window is most likely
-    /// full: other memory than that of `numbers` leaves it, longest unused first, and the memory is
-    /// announced again.
+    /// Announces the memory of a number. When the system refuses it, the window is most likely
+    /// full: other memory than that of `numbers` is removed from it, longest unused first, and the
+    /// memory is announced again.
     ///
-    /// When nothing is left that could leave it, the room of what has left may come when a call
-    /// ends.
+    /// If nothing is left to remove, the room of removed memory may become free only when a call
+    /// ends, so a call is made.
     ///
     /// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c: whatever the kernel answers, `fastrpc_mmap`
-    /// returns AEE_EFAILED; issue 137: mappings that were taken back took room for longer.
+    /// returns AEE_EFAILED; issue 137: removed mappings occupied room for longer.
     fn announce(&self, inner: &mut Inner, number: Number, numbers: &[Number]) -> Result<()> {
         let Some(memory) = inner.memories.get(number as usize).cloned().flatten() else {
             return Ok(());
@@ -219,7 +219,7 @@ impl Session {
         }
     }
 
-    /// Has a serving call begin and end, or the one end that runs.
+    /// Starts a serving call and ends it, or ends the one that runs.
     fn end_a_call(&self) {
         match self.serving {
             Serving::Thread => {
@@ -227,7 +227,7 @@ impl Session {
                 std::thread::sleep(2 * IDLE);
             }
             Serving::Caller => {
-                // Whatever it says, the announcement is tried again.
+                // The result does not matter: the announcement is retried anyway.
                 let _ = self.connection.serve(Duration::ZERO);
             }
         }
@@ -260,16 +260,16 @@ impl Session {
         Ok(())
     }
 
-    /// Has the DSP carry out `batch`, and waits until it has. Returns the time by the DSP's own
+    /// Lets the DSP execute `batch`, and waits for its end. Returns the time by the DSP's own
     /// clock.
     ///
-    /// Commands whose buffers do not fit into the address space together go in several
-    /// submissions. So do commands that are refused for want of room, in halves: a submission maps
-    /// its buffers before its first command is executed.
+    /// If the commands' buffers do not fit into the address space together, there are several
+    /// submissions. Commands that are refused for lack of room are submitted in halves: a
+    /// submission maps its buffers before its first command is executed.
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error; `OutOfMemory` if an entry's own buffers do not fit,
-    /// `NotMapped` if they are refused; else what the DSP said, or its silence.
+    /// `DeviceLost` after an earlier error; `OutOfMemory` if one command's buffers do not fit,
+    /// `NotMapped` if they are refused; otherwise the DSP's error, or a time-out.
     pub(super) fn submit(&self, batch: &Batch) -> std::result::Result<Duration, Failed> {
         let mut inner = self.lock();
         let entries = &batch.entries[..];
@@ -318,7 +318,7 @@ impl Session {
         match self.submit_once(inner, entries, list, false) {
             Err(failed) if failed.is_for_room() => {
                 log::debug!("{}: {}; making room", self.device, failed.error);
-                // The system may have dropped what it had mapped for the DSP.
+                // The system may have unmapped buffers from the DSP.
                 for index in 0..inner.numbers.len() {
                     inner.retract_unmapped(inner.numbers[index]);
                 }
@@ -328,7 +328,7 @@ impl Session {
         }
     }
 
-    /// Announces the memory behind `inner.numbers` that had to leave the window.
+    /// Announces the memory of `inner.numbers` that had been removed from the window.
     fn announce_all(&self, inner: &mut Inner) -> Result<()> {
         let numbers = std::mem::take(&mut inner.numbers);
         let announced = numbers.iter().try_for_each(|number| {
@@ -494,8 +494,7 @@ impl Session {
                 Err(interruption) => return Err(self.lose(interruption.error)),
             }
         } else if patience.is_long() && ring.is_parked() {
-            // After an interrupted call, the DSP may have parked while no thread was waiting for
-            // it.
+            // The DSP may have parked after an interrupted call, when no thread was waiting for it.
             self.bell.ring();
         }
         if patience.pause(waiting, ring.progress()) {
@@ -503,7 +502,8 @@ impl Session {
         }
         let seconds = self.timeout.as_secs_f64();
         Err(
-            // The DSP announces that it serves as soon as it has VTCM.
+            // The DSP reports that it serves as soon as it gets VTCM, so a parked ring means that
+            // it still waits for VTCM.
             self.lose(
                 if self.bell.waits_for_vtcm.load(Ordering::Relaxed) && ring.is_parked() {
                     Error::Dsp {
@@ -561,13 +561,13 @@ impl Drop for Session {
         let Some(server) = self.server.take() else {
             return;
         };
-        // A DSP that hangs keeps its thread inside the call: that thread is abandoned.
+        // If the DSP hangs, its thread never returns from the call, and is abandoned.
         let deadline = Instant::now() + 50 * IDLE;
         while !server.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(100));
         }
         if server.is_finished() {
-            // A panic in it was reported by the panic hook.
+            // The panic hook has already reported a panic of that thread.
             let _ = server.join();
         } else {
             log::warn!("{}: the DSP does not return from its call", self.device);
@@ -583,8 +583,8 @@ impl Failed {
 }
 
 impl Inner {
-    /// Takes the announcement of memory back that the DSP has unmapped. Its mapping may go when the
-    /// call ends, and would be missing when it is mapped next.
+    /// Retracts the announcement of memory that the DSP has unmapped. The system may drop its
+    /// mapping when the call ends, and the mapping would be missing the next time.
     fn retract_unmapped(&mut self, number: Number) {
         if let Some(Some(memory)) = self.memories.get(number as usize)
             && self.space.mark_retracted(number)

@@ -40,7 +40,7 @@ struct Rpcmem {
     mapped_bytes: usize,
     fd: c_int,
     announcement: Mutex<Announcement>,
-    /// Of the connection.
+    /// `true` while the connection is open.
     is_open: Arc<AtomicBool>,
 }
 
@@ -52,8 +52,8 @@ struct Announcement {
     duplicate: Option<Descriptor>,
 }
 
-/// Numbers of descriptors under which memory is announced in turns: the library may list a number
-/// whose mapping the system has dropped, and refuses it for as long as the session lives.
+/// Numbers of descriptors under which memory is announced, one after another: the library may list
+/// a number whose mapping the system has dropped, and refuses it for as long as the session lives.
 ///
 /// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_munmap` keeps its entry when the kernel
 /// answers EINVAL).
@@ -67,9 +67,10 @@ pub(super) struct Heap {
 }
 
 impl FastRpc {
-    /// Allocates shared memory. If the very first allocation fails, the allocator is made ready, as
-    /// programs for old Android libraries do, and asked again. That is done once, while nothing is
-    /// allocated: newer libraries are ready, and would forget what they have allocated.
+    /// Allocates shared memory. If the very first allocation fails, the allocator is initialized,
+    /// as programs for old Android libraries do, and the allocation repeated. That is done once,
+    /// while nothing is allocated, because newer libraries initialize themselves, and would forget
+    /// their allocations.
     fn allocate(&self, bytes: c_int) -> Option<NonNull<u8>> {
         let mut heap = self.heap.lock().unwrap_or_else(PoisonError::into_inner);
         if heap.is_ready {
@@ -82,7 +83,8 @@ impl FastRpc {
         {
             log::debug!("rpcmem_alloc gave no memory; calling rpcmem_init");
             heap.is_ready = true;
-            // SAFETY: nothing is allocated, and the lock keeps others from allocating.
+            // SAFETY: nothing has been allocated yet, and the lock keeps other threads from
+            // allocating.
             unsafe { init() };
             base = self.allocate_once(bytes);
         }
@@ -93,21 +95,21 @@ impl FastRpc {
     fn allocate_once(&self, bytes: c_int) -> Option<NonNull<u8>> {
         let (heap, flags) = (ffi::RPCMEM_HEAP_ID_SYSTEM, ffi::RPCMEM_DEFAULT_FLAGS);
         let base = match self.api.rpcmem_alloc2 {
-            // SAFETY: an allocation of the size given.
+            // SAFETY: the allocation has this size.
             // CAST: the caller gives no negative sizes.
             Some(alloc2) => unsafe { alloc2(heap, flags, bytes.unsigned_abs() as usize) },
-            // SAFETY: an allocation of the size given.
+            // SAFETY: the allocation has this size.
             None => unsafe { (self.api.rpcmem_alloc)(heap, flags, bytes) },
         };
-        // The library compares the result of its mmap with null only, and returns MAP_FAILED as an
-        // address.
+        // The library checks the result of its mmap for null only, so a failure returns MAP_FAILED
+        // as the address.
         let base = Some(base.cast::<u8>()).filter(|base| base.addr() != usize::MAX);
         base.and_then(NonNull::new)
     }
 }
 
-/// Returns the bytes to allocate and map for `bytes` bytes; `None` from 2 GiB on: libcdsprpc keeps
-/// sizes as 32-bit integers, and never releases what exceeds them.
+/// Returns the bytes to allocate and map for `bytes` bytes; `None` for 2 GiB or more, because
+/// libcdsprpc keeps sizes as 32-bit integers, and never frees larger allocations.
 ///
 /// SOURCE: qualcomm/fastrpc src/rpcmem_linux.c (`struct rpc_info`).
 fn mapped_bytes(bytes: usize) -> Option<c_int> {
@@ -164,7 +166,7 @@ impl Rpcmem {
             return Ok(());
         }
         let mut code = self.announce_as(self.fd);
-        // The numbers that were refused stay in use until there is one that is not.
+        // Refused numbers stay in use until a number is accepted, so that none is offered twice.
         let mut refused = Vec::new();
         while [code::EALREADY, code::EMAPALREADYPRESENT].contains(&code)
             && refused.len() < MOST_NUMBERS
@@ -182,7 +184,7 @@ impl Rpcmem {
     }
 
     fn announce_as(&self, number: c_int) -> c_int {
-        // SAFETY: a live allocation with a descriptor of it and its own size.
+        // SAFETY: the allocation is live and has this descriptor and size.
         unsafe {
             (self.rpc.api.fastrpc_mmap)(
                 self.domain,
@@ -200,8 +202,8 @@ impl Rpcmem {
     /// The system may have dropped the mapping when a call ended in which the DSP has unmapped it.
     ///
     /// SOURCE: Linux drivers/misc/fastrpc.c, `fastrpc_put_args`; qualcomm/fastrpc
-    /// src/fastrpc_mem.c, `fastrpc_munmap`: AEE_ENOSUCHMAP for what is not in its list,
-    /// AEE_EUNSUPPORTED for what is not in the kernel's.
+    /// src/fastrpc_mem.c, `fastrpc_munmap`: AEE_ENOSUCHMAP for memory that is not in its list,
+    /// AEE_EUNSUPPORTED for memory that is not in the kernel's.
     fn retract(&self) {
         const GONE: [c_int; 3] = [code::SUCCESS, code::ENOSUCHMAP, code::EUNSUPPORTED];
         let number = self.number();
@@ -221,7 +223,7 @@ impl Rpcmem {
         if GONE.contains(&code) {
             *announcement = Announcement::default();
         } else if let Err(error) = check("fastrpc_munmap", code, || self.size()) {
-            // `drop` keeps the memory.
+            // The error is only logged: `drop` then keeps the memory allocated.
             log::debug!("{error}");
         }
     }
@@ -251,8 +253,8 @@ impl Drop for Rpcmem {
         let announcement = (self.announcement.get_mut()).unwrap_or_else(PoisonError::into_inner);
         if announcement.is_there && self.is_open.load(Ordering::Acquire) {
             std::mem::forget(announcement.duplicate.take());
-            // Linux finds a mapping by the number of its descriptor: if this one were closed, the
-            // next buffer with its number would have this memory on the DSP.
+            // Linux looks a mapping up by its file descriptor's number. If the descriptor were
+            // closed, the next buffer with this number would refer to the old memory on the DSP.
             // SOURCE: drivers/misc/fastrpc.c, `fastrpc_map_lookup`.
             log::debug!(
                 "{} stay allocated: the system has them mapped for the DSP",
@@ -304,9 +306,8 @@ impl RingMemory {
 
 impl SharedWords for RingMemory {
     fn words(&self) -> &[AtomicU32] {
-        // SAFETY: page-aligned memory of that size, alive as long as `self`, which this process
-        // reads and writes through these atomics only; atomics may see the writes of the other
-        // side.
+        // SAFETY: the memory is page-aligned, has this size, and lives as long as `self`. This
+        // process accesses it only through these atomics, which tolerate writes of the other side.
         unsafe { std::slice::from_raw_parts(self.0.base.as_ptr().cast(), self.0.bytes / 4) }
     }
 
@@ -353,8 +354,8 @@ impl SharedMemory {
         self.memory.retract();
     }
 
-    /// Returns the number of the descriptor by which the DSP maps it; announcing the memory may
-    /// change it.
+    /// Returns the number of the descriptor by which the DSP maps the memory; announcing the memory
+    /// may change it.
     #[must_use]
     pub fn fd(&self) -> c_int {
         self.memory.number()
@@ -372,13 +373,13 @@ impl SharedMemory {
         self.memory.mapped_bytes
     }
 
-    /// Returns `true` if it has no bytes.
+    /// Returns `true` if the memory has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.bytes == 0
     }
 
-    /// Returns the address of its first byte.
+    /// Returns the address of the memory's first byte.
     #[must_use]
     pub fn base(&self) -> usize {
         self.memory.base.as_ptr().expose_provenance()
@@ -387,7 +388,7 @@ impl SharedMemory {
     /// Makes the CPU's writes to `range` visible to the DSP.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is not inside the memory.
     pub fn clean(&self, range: Range<usize>) {
         self.memory.maintain(range, true);
     }
@@ -395,7 +396,7 @@ impl SharedMemory {
     /// Makes the DSP's writes to `range` visible to the CPU.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is not inside the memory.
     pub fn invalidate(&self, range: Range<usize>) {
         self.memory.maintain(range, false);
     }
@@ -403,12 +404,12 @@ impl SharedMemory {
     /// As [`Self::invalidate`], for many ranges: the CPU waits once for all of them.
     ///
     /// # Panics
-    /// If one of `ranges` is not inside.
+    /// If one of `ranges` is not inside the memory.
     pub fn invalidate_all(&self, ranges: impl Iterator<Item = Range<usize>>) {
         self.memory.maintain_all(ranges, false);
     }
 
-    /// Its bytes, as the DSP left them.
+    /// Returns some of its bytes, as the DSP left them.
     ///
     /// # Panics
     /// If `range` is not inside, or `quiet` is another connection's.
@@ -417,8 +418,8 @@ impl SharedMemory {
         self.slice(quiet, range)
     }
 
-    /// Has `write` fill some of its bytes, and shows them to the DSP. The bytes are as they were
-    /// before.
+    /// Calls `write`, which fills some of its bytes, and makes these visible to the DSP. Before,
+    /// the bytes have their earlier content.
     ///
     /// # Panics
     /// As [`Self::read`].
@@ -441,9 +442,9 @@ impl SharedMemory {
             "access outside shared memory"
         );
         let start = self.memory.base.as_ptr().wrapping_add(range.start);
-        // SAFETY: inside an allocation that rpcmem zeroed and that lives as long as `self`. The one
-        // `Quiet` of the connection is borrowed for as long as the slice: no other slice exists,
-        // and the DSP has nothing to do.
+        // SAFETY: the range is inside an allocation that rpcmem zeroed and that lives as long as
+        // `self`. The connection has one `Quiet`, which is borrowed for as long as the slice: no
+        // other slice exists, and the DSP is idle.
         unsafe { std::slice::from_raw_parts_mut(start, range.len()) }
     }
 }
@@ -459,17 +460,17 @@ pub(super) fn maintain_cache(places: impl Iterator<Item = (*const u8, usize)>, c
         let first = start.addr() / LINE * LINE;
         for line in (first..start.addr() + bytes).step_by(LINE) {
             if clean {
-                // SAFETY: writes back a cache line, which changes no memory as the CPU sees it.
-                // Linux allows it to programs.
+                // SAFETY: writing a cache line back does not change memory as the CPU sees it.
+                // Linux allows user programs this instruction.
                 unsafe { std::arch::asm!("dc cvac, {0}", in(reg) line, options(nostack)) };
             } else {
-                // SAFETY: writes back and drops a cache line; the caller's memory is shared, and
-                // there are no references to it.
+                // SAFETY: writes a cache line back and drops it; the caller's memory is shared, and
+                // no Rust reference to it exists.
                 unsafe { std::arch::asm!("dc civac, {0}", in(reg) line, options(nostack)) };
             }
         }
     }
-    // SAFETY: a barrier.
+    // SAFETY: a barrier only orders accesses.
     unsafe { std::arch::asm!("dsb sy", options(nostack)) };
 }
 

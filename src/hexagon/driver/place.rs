@@ -20,7 +20,7 @@ pub(super) const LIBRARIES: &[&str] = &[
     "/vendor/lib64/libcdsprpc.so",
 ];
 
-/// Returns the first of FastRPC's devices in `folder` (`/dev`), which tells that there is a DSP.
+/// Returns the first of FastRPC's devices in `folder` (`/dev`), which shows that there is a DSP.
 #[must_use]
 pub fn device_node(folder: &Path) -> Option<PathBuf> {
     let names = std::fs::read_dir(folder).ok()?.flatten();
@@ -51,10 +51,10 @@ pub fn offer_own_folder() {
     }
     if let Some(folder) = own_folder().filter(|folder| has_dsp_library(folder)) {
         log::debug!("DSP_LIBRARY_PATH={}", folder.display());
-        // SAFETY: devices are looked for once, when the backend is registered, and only a machine
-        // with FastRPC comes here. Most programs have no other thread by then; in one that has,
-        // none may use the environment without std's lock. Not checked: a program that sets the
-        // variable before it starts does not come here.
+        // SAFETY: devices are discovered once, when the backend is registered, and only on machines
+        // with FastRPC. Most programs have a single thread by then; other threads may use the
+        // environment only through std, which locks it. This is not checked. A program that sets
+        // the variable itself avoids this call.
         unsafe { std::env::set_var("DSP_LIBRARY_PATH", folder) };
     }
 }

@@ -12,7 +12,7 @@ use hexagon_ops::wire::{self, Command, Completion, RingHeader, RingLayout};
 
 /// Words of memory that another processor reads and writes too.
 pub trait SharedWords {
-    /// Returns its words.
+    /// Returns the words.
     fn words(&self) -> &[AtomicU32];
 
     /// Makes bytes that the CPU wrote visible to the other processor.
@@ -25,29 +25,30 @@ pub trait SharedWords {
 /// The other side broke the protocol; the ring is of no use any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// A counter is ahead of the written commands, or behind them by more than the ring's length.
+    /// A counter is larger than the number of written commands, or smaller by more than the ring's
+    /// length.
     #[error("counter {counter} is {value}, possible is {low} to {high} (modulo 2^32)")]
     Counter {
         /// Whose counter.
         counter: &'static str,
-        /// Its value.
+        /// The value of the counter.
         value: u32,
         /// Smallest possible value.
         low: u32,
         /// Largest possible value.
         high: u32,
     },
-    /// A completion for something that was not asked, or not yet.
+    /// A completion for a command that was not sent, or that is not yet due.
     #[error("completion of submission {have}, {}", due(*.want))]
     Sequence {
-        /// Its number.
+        /// The number of the completion.
         have: u64,
         /// The oldest number that is not complete.
         want: Option<u64>,
     },
 }
 
-/// Returns what a completion should have been of, for a message.
+/// Returns the expected completion, as a text for a message.
 fn due(want: Option<u64>) -> String {
     match want {
         Some(number) => format!("while {number} is due"),
@@ -60,7 +61,7 @@ fn due(want: Option<u64>) -> String {
 pub struct Ring<W> {
     memory: W,
     layout: RingLayout,
-    /// Commands written, of which `published` can be seen by the other side.
+    /// Commands written; the other side can see `published` of them.
     written: u32,
     published: u32,
     /// Commands that the other side had read when it was last looked at.
@@ -72,8 +73,8 @@ pub struct Ring<W> {
 }
 
 impl<W: SharedWords> Ring<W> {
-    /// Prepares a ring of `slots` slots. Returns `None` if that is no power of two or the memory is
-    /// too small for it.
+    /// Prepares a ring of `slots` slots. Returns `None` if that is not a power of two or the memory
+    /// is too small for it.
     #[must_use]
     pub fn new(memory: W, slots: u32) -> Option<Self> {
         let layout = RingLayout::new(slots)?;
@@ -123,7 +124,7 @@ impl<W: SharedWords> Ring<W> {
     pub fn push(&mut self, command: &Command) -> Result<bool, RingError> {
         let fence = command.flags & wire::FENCE != 0;
         let slots = self.layout.slots();
-        // A completion needs a slot as well: fences wait until there is one.
+        // A completion needs a slot as well, so a command with a fence waits until a slot is free.
         if fence && self.due.len() >= slots as usize {
             return Ok(false);
         }
@@ -177,7 +178,8 @@ impl<W: SharedWords> Ring<W> {
         Ok(self.published.wrapping_sub(self.taken))
     }
 
-    /// Returns a word that the other side changes while it works on a list: any value is possible.
+    /// Returns a word that the other side changes while it works on a list. Its value has no
+    /// meaning.
     #[must_use]
     pub fn progress(&self) -> u32 {
         self.load(wire::PROGRESS)
@@ -187,9 +189,9 @@ impl<W: SharedWords> Ring<W> {
     ///
     /// # Errors
     /// `Counter` if the other side's counter is impossible, `Sequence` if the completion is not the
-    /// one that is due.
+    /// expected one.
     pub fn collect(&mut self) -> Result<Option<Completion>, RingError> {
-        // At most `slots` are due.
+        // At most `slots` completions are due, so the number fits.
         let due = u32::try_from(self.due.len()).unwrap_or(u32::MAX);
         let newest = self.collected.wrapping_add(due);
         let completed = self.read("completed", wire::COMPLETED, self.collected, newest)?;

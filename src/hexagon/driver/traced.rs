@@ -36,7 +36,7 @@ trace::traced! {
 
 /// Returns a C string.
 fn text(pointer: *const c_char) -> String {
-    // SAFETY: the caller hands the same pointer to the library, which reads a string there.
+    // SAFETY: the caller passes the same pointer to the library, which reads a string there.
     unsafe { CStr::from_ptr(pointer) }
         .to_string_lossy()
         .into_owned()

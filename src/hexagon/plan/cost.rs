@@ -17,8 +17,8 @@ use crate::hexagon::caps::HexRates;
 /// Modelled cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Packets of the kernels that read the weights: dot products, or dequantizing and what
-    /// surrounds a tile on the matrix unit.
+    /// Packets of the kernels that read the weights: dot products, or dequantizing and the other
+    /// work for a tile on the matrix unit.
     pub weight_packets: f64,
     /// Bytes of weights that come from memory.
     pub weight_bytes: u64,
@@ -41,8 +41,8 @@ impl AddAssign for Cost {
 }
 
 impl Cost {
-    /// Returns the microseconds on `threads` HVX threads: memory, vector and matrix unit work side
-    /// by side, so the slowest counts.
+    /// Returns the microseconds on `threads` HVX threads: memory, vector units and matrix unit work
+    /// at the same time, so the slowest determines the cost.
     #[must_use]
     pub fn microseconds(&self, rates: &HexRates, threads: u32) -> f64 {
         let [memory, vector, matrix] = self.unit_microseconds(rates, threads);
@@ -135,25 +135,24 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
     }
 }
 
-/// Returns the packets that dot products of one or two rows of activations take for a tile of
-/// weights.
+/// Returns the packets of dot products of one or two rows of activations for a tile of weights.
 #[must_use]
 pub fn packets_of_dots(arch: u32, weight: WeightType, rows: usize) -> f64 {
     packets(arch, weight).dots[rows - 1]
 }
 
-/// Packets for each tile of weights that a product of few rows takes on the matrix unit beside
-/// dequantizing, and dot products do not: for activations, the unit and results.
+/// Packets for each tile of weights that a product of few rows needs on the matrix unit in addition
+/// to dequantizing: for activations, the unit and results. Dot products do not need them.
 ///
 /// SOURCE: hexagon-ops/tests/packets.txt, `whole_mul_mat_q4_0_m4` less `dequantize_q4_0`, less the
 /// same difference of `whole_mul_mat_q4_0_m2` and `gemv_1x2_q4_0`: 5.12 on v73, 5.27 on v79.
 const PACKETS_BESIDE_TILE: f64 = 5.2;
 
 /// Returns the products that dot products compute with this type of weights on `threads` threads:
-/// those for which they take fewer packets than tiles on the matrix unit.
+/// those that need fewer packets than tiles on the matrix unit.
 ///
-/// The matrix unit takes activations in FP16, and so is one of the ways to have 16 bits. `Auto` is
-/// 16 bits where one row of these takes no longer than one of 8 at the device's `rates`.
+/// The matrix unit uses FP16 activations, so it also satisfies 16 bits. `Auto` means 16 bits if a
+/// row of these is not slower than one of 8 bits at the device's `rates`.
 #[must_use]
 pub fn dots(
     arch: u32,
@@ -177,7 +176,8 @@ pub fn dots(
     } else {
         Dots::None
     };
-    // More rows are rarer, and from three on they are the matrix unit's in either case.
+    // Products of more rows are rarer, and for three or more rows the matrix unit computes them in
+    // either case.
     let is_free = || {
         let [wide, narrow] = [of_16_bits, of_8_bits]
             .map(|dots| tile(arch, weight, 1, dots).microseconds(rates, threads));
@@ -251,9 +251,9 @@ fn bytes_of(tensor: &wire::Tensor, elems: u64) -> u64 {
     (elems / kind.block() as u64).saturating_mul(kind.block_bytes() as u64)
 }
 
-/// Returns an operation on tensors: every operand once.
+/// Returns the cost of an operation on tensors: each operand is read or written once.
 fn tensor(arch: u32, body: &wire::TensorOp) -> Cost {
-    // Only the named rows of tables and caches are touched.
+    // Only the rows that are named by number are read or written.
     let most = match body.kernel {
         wire::KERNEL_GET_ROWS => elems(&body.dst),
         wire::KERNEL_SET_ROWS | wire::KERNEL_ROPE_SET_ROWS => elems(&body.src[0]),
@@ -270,7 +270,7 @@ fn tensor(arch: u32, body: &wire::TensorOp) -> Cost {
     }
 }
 
-/// Returns an operation with more sources: every operand once.
+/// Returns the cost of an operation with more sources: each operand is read or written once.
 fn wide(body: &wire::WideOp) -> Cost {
     let tensors = body.src.iter().chain([&body.dst]);
     let bytes = tensors.map(|tensor| {
@@ -290,8 +290,8 @@ struct AttentionPackets {
     score: [f64; 2],
 }
 
-// SOURCE: hexagon-ops/tests/packets.txt, `attention_f16_*`: what 32 rows more cost is their scores,
-// the rest of one row is the position's.
+// SOURCE: hexagon-ops/tests/packets.txt, `attention_f16_*`. The difference between runs that differ
+// by 32 rows is the cost of their scores; the remaining cost of a row is divided by positions.
 const ON_TILES: AttentionPackets = AttentionPackets {
     position: [11.78, 12.03],
     score: [1.2, 1.43],
@@ -301,10 +301,11 @@ const BY_DOTS: AttentionPackets = AttentionPackets {
     position: [67.12, 66.99],
     score: [20.8, 21.35],
 };
-/// Query rows that share what dot products read.
+/// Query rows that share one read of keys and values by dot products.
 const DOT_PASS_ROWS: u64 = 8;
 
-/// Returns an attention: queries, keys and values once; on tiles if FP16 holds keys and values.
+/// Returns the cost of an attention: queries, keys and values are read once. It is computed on
+/// tiles if FP16 holds keys and values.
 fn attention(arch: u32, body: &wire::Attention) -> Cost {
     let heads = u64::from(body.k.ne[2]) * u64::from(body.q.ne[3]);
     let rows = elems(&body.q) / u64::from(body.q.ne[0]).max(1) / heads.max(1);
@@ -334,8 +335,8 @@ fn attention(arch: u32, body: &wire::Attention) -> Cost {
     }
 }
 
-/// Returns the bytes that a product and what its results are combined with leave alone together:
-/// the product is neither written nor read again.
+/// Returns the bytes that combining a product with the next operation saves: the product is neither
+/// written nor read again.
 #[must_use]
 pub fn passed_on(body: &wire::MatMul) -> u64 {
     2 * u64::from(body.m) * u64::from(body.weights.n) * size_of::<f32>() as u64
@@ -343,14 +344,14 @@ pub fn passed_on(body: &wire::MatMul) -> u64 {
 
 /// Returns the cost of a command on architecture `arch` with `vtcm_bytes` of VTCM.
 ///
-/// It is unknown here which experts a multiplication with a choice of experts reads: as many
-/// different ones as possible are assumed.
+/// For a product with experts, the chosen experts are not known here. The cost is that of as many
+/// different experts as possible.
 #[must_use]
 pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
     let (weights, matrices, rows, dots) = match command {
         Command::MulMat(body, weights) => {
-            // Planes that share a matrix are one product, as if their rows always followed one
-            // another.
+            // Planes that share one weight matrix are one product, as if their rows followed one
+            // another in memory.
             let rows = body.m as usize * body.planes[0] as usize * body.planes[1] as usize;
             let matrices = weights.count();
             (weights, matrices, rows / matrices.max(1), body.dots)
@@ -384,8 +385,8 @@ fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize, dot
     let tiles = layout.k_tiles() * layout.n_strips();
     let of_tile = tile(arch, weight, rows, dots);
     let m_tiles = rows.div_ceil(32);
-    // Weights are read and dequantized once for each part of M that fits into VTCM, and once by dot
-    // products.
+    // On the matrix unit, weights are read and dequantized once for each part of M that fits into
+    // VTCM. Dot products read them once.
     let times = if of_tile.tile_products == 0 {
         1
     } else {

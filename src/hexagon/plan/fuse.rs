@@ -1,9 +1,9 @@
-//! Two commands as one, where nothing but the second reads the result of the first.
+//! Joins two commands into one, if only the second reads the result of the first.
 //!
 //! | first | second | as one |
 //! |---|---|---|
-//! | RMS_NORM, NORM, L2_NORM | MUL | the norm, with what it is multiplied by |
-//! | a norm without or with MUL | ADD | the norm, with what is added |
+//! | RMS_NORM, NORM, L2_NORM | MUL | the norm, with its factor |
+//! | a norm without or with MUL | ADD | the norm, with its addend |
 //! | ROPE without frequency factors | SET_ROWS to F32, F16 or BF16 | rows go to the cache as they are turned |
 //! | MUL_MAT with packed weights | ADD of a residual or a bias | added before results are written |
 //! | MUL_MAT with packed weights: the gate | SWIGLU, GEGLU, REGLU, GEGLU_ERF, GEGLU_QUICK | applied before results are written |
@@ -33,7 +33,8 @@ fn norm_then(norm: &TensorOp, next: &TensorOp) -> Option<TensorOp> {
         norm.kernel,
         wire::KERNEL_RMS_NORM | wire::KERNEL_NORM | wire::KERNEL_L2_NORM
     );
-    // Rounded to less than f32 between the two, it would be another result.
+    // Only for F32: an intermediate result of fewer bits is rounded, and the combined command would
+    // skip that rounding.
     if !is_norm || norm.dst.dtype != wire::TYPE_F32 || next.src[0] != norm.dst {
         return None;
     }
@@ -63,7 +64,7 @@ fn rope_then(rope: &TensorOp, set: &TensorOp) -> Option<TensorOp> {
     if !kernels || rope.src[2].dtype != wire::TYPE_NONE || heads.dtype != wire::TYPE_F32 {
         return None;
     }
-    // The same numbers, once as heads, once as rows of all heads.
+    // The same elements, once split into heads and once as whole rows.
     let [d, n_heads, tokens, streams] = heads.ne;
     let row = d.checked_mul(n_heads)?;
     let bytes = [4, u64::from(d) * 4, u64::from(row) * 4];
@@ -161,7 +162,8 @@ mod tests {
         assert_eq!(both.dst, rows(Z));
         let shifted = fuse(&norm, &add).unwrap();
         assert_eq!(shifted.src, [rows(X), NONE, rows(G)]);
-        // A factor comes before the addend.
+        // The combined kernel multiplies before it adds, so a factor after an addend is not
+        // combined.
         assert_eq!(
             fuse(
                 &shifted,
@@ -295,7 +297,7 @@ mod tests {
                 mul(rows(X + 256), [rows(Y), rows(G), NONE]),
             ),
             (
-                // The result may be the source, but not begin or end in it.
+                // The result may be the source itself, but must not overlap it in part.
                 "over the end of the source",
                 norm,
                 mul(rows(X + 764), [rows(Y), rows(G), NONE]),

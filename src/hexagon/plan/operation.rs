@@ -27,8 +27,8 @@ pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
     }
     let dense = |tensor: &Tensor| Some(tensor.shape.nb[0]) == tensor.dtype.step_bytes();
     if operation.op == Op::Sum && !operation.src[0].as_ref().is_some_and(dense) {
-        // ggml's own SUM takes the elements of a row to follow one another, and adds others where
-        // they do not.
+        // ggml's CPU code for SUM assumes that the elements of a row are contiguous, and gives
+        // other sums if they are not.
         return Err("the CPU sums dense rows only");
     }
     let mut body = TensorOp {
@@ -38,7 +38,7 @@ pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
         dst: describe(&operation.dst, 0)?,
         src: bytemuck::Zeroable::zeroed(),
     };
-    // An operation that became another one may have only its second source.
+    // A node that was turned into a copy may have its operand as the second source only.
     let skipped = match operation.op {
         Op::Cpy => usize::from(operation.src[0].is_none()),
         _ => 0,
@@ -83,8 +83,8 @@ pub fn wide(operation: &Operation) -> Result<WideOp, Refusal> {
     }
 }
 
-/// Returns `true` if ggml rounds intermediate values to BF16 where kernels keep F32: one step of
-/// BF16 is more than it lets results differ by.
+/// Returns `true` if ggml rounds intermediate values to BF16 where kernels keep F32. The results
+/// would then differ by a step of BF16, which is more than ggml's tests allow.
 fn rounds_elsewhere(operation: &Operation) -> bool {
     let bf16 = |tensor: &Tensor| tensor.dtype == DType::Bf16;
     let from = operation.src[0].as_ref().is_some_and(bf16);
@@ -96,18 +96,18 @@ fn rounds_elsewhere(operation: &Operation) -> bool {
     }
 }
 
-/// Returns ggml's parameters, and the further ones that kernels need.
+/// Returns ggml's parameters, and additional ones that kernels need.
 fn params(operation: &Operation) -> Result<[u32; PARAMS], Refusal> {
     let mut params = operation.params.map(i32::cast_unsigned);
     match (operation.op, &operation.src[0]) {
-        // SOURCE: ggml.h, ggml_sort_order: descending is 1.
+        // SOURCE: ggml.h, ggml_sort_order: 1 is descending.
         (Op::TopK, _) => params[0] = 1,
-        // SOURCE: ggml_dsv4_hc_pre of ggml 0.25.3 sets a factor; that of 0.21 has none, and
-        // multiplies by 1.
+        // SOURCE: ggml_dsv4_hc_pre of ggml 0.25.3 passes a factor. ggml 0.21 has no such parameter
+        // and multiplies by 1, so its parameter is 0.
         (Op::Dsv4HcPre, _) if params[0] == 0 => return Err("this version of ggml gives no factor"),
         (Op::Im2col, Some(weights)) => {
             let [width, height, ..] = weights.shape.ne;
-            // SOURCE: ggml.h, ggml_im2col: parameter 6 is 1 if there is a height.
+            // SOURCE: ggml.h, ggml_im2col: parameter 6 is 1 for a two-dimensional window.
             let height = if params[6] == 1 { height } else { 1 };
             [params[13], params[14], params[15]] = [word(width)?, word(height)?, 1];
         }

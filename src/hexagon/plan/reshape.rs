@@ -1,10 +1,10 @@
-//! Operations in the shape that their kernels take, where ggml's own is another: the elements and
+//! Changes the shape of operations whose kernels expect another shape than ggml's. Elements and
 //! their places stay the same.
 
 use crate::graph::{Op, Operation, Tensor};
 use crate::tensor::Shape;
 
-/// Returns the operation as its kernel takes it.
+/// Returns the operation in the form that its kernel expects.
 pub fn as_kernel_takes<'a>(operation: &Operation<'a>) -> Operation<'a> {
     match operation.op {
         Op::Concat => concat(operation),

@@ -140,7 +140,7 @@ fn products_whose_operands_do_not_fit_are_refused() {
     );
 }
 
-/// One panel of weights and the rows of activations are in it together.
+/// The VTCM must hold a panel of weights and the rows of activations at the same time.
 #[test]
 fn rows_that_the_vtcm_does_not_take_are_refused() {
     let is_planned = |vtcm_bytes, k| {
@@ -186,7 +186,7 @@ fn the_longest_row_is_the_last_that_is_planned() {
     }
 }
 
-/// Activations in BF16 are no rows that a product of packed weights takes.
+/// A product of packed weights does not accept BF16 activations.
 #[test]
 fn what_packed_weights_do_not_take_is_a_product_of_plain_tensors() {
     let plan = |place, dtype| {
@@ -251,12 +251,12 @@ fn operations_reach_their_kernels_with_their_parameters() {
         Ok(Command::Tensor(body)) => Some(body),
         _ => None,
     };
-    // The largest ones first.
+    // TOP_K sorts in descending order: parameter 0 is 1.
     let largest = tensor(DType::I32, [8, 4, 1, 1]);
     let body = tensor_op(&operation(Op::TopK, &[], largest, &[f32([64, 4, 1, 1])])).unwrap();
     assert_eq!(body.params[0], 1);
 
-    // Older versions have no factor, and would get zeros.
+    // Older versions of ggml pass no factor; without this check their results would be zero.
     let (streams, weights) = (f32([64, 4, 3, 1]), f32([4, 3, 1, 1]));
     let sum = |factor: f32| {
         let params = [factor.to_bits().cast_signed()];
@@ -280,8 +280,8 @@ fn operations_reach_their_kernels_with_their_parameters() {
     let operands = [body.dst, body.q, body.k, body.v].map(|operand| operand.buffer);
     assert_eq!(operands, [0, 1, 2, 3]);
 
-    // A window of 3 × 2, or of 3 × 2 × 5, over two channels; the size of the result says how often
-    // it fits.
+    // A window of 3 × 2, or of 3 × 2 × 5, over two channels. The size of the result is the number
+    // of windows.
     let plane = [1, 1, 0, 0, 1, 1, 1];
     let line = [1, 0, 0, 0, 1, 0, 0];
     let volume = [1, 1, 1, 0, 0, 0, 1, 1, 1, 2];

@@ -17,8 +17,8 @@ use crate::reference::{self, Heads, RecurrenceSizes};
 const F32: f64 = 1e-10;
 /// As above, for f16: half a unit of 2^-11, squared.
 const F16: f64 = 1.2e-7;
-/// As above, for Q8_0 blocks of uniform numbers: a step of 1/127 of the largest, (1/127)^2/12 /
-/// (1/3), and as much again.
+/// As above, for Q8_0 blocks of uniform numbers: twice (1/127)^2 / 12 / (1/3), which is the error
+/// of a step of 1/127 of the largest.
 const Q8_0: f64 = 3e-5;
 /// As above, for attention with f16 keys and values: scores, weights and products are rounded to
 /// f16; an absolute error of 2^-8 of a score is a relative one of its weight, squared and evenly
@@ -39,7 +39,7 @@ fn floats<const N: usize>(values: [(usize, f32); N]) -> [u32; 16] {
 }
 
 fn random(count: usize, skip: usize) -> Vec<f32> {
-    // Multiplied, the numbers are no longer exact in f16, so rounding to it changes them.
+    // Multiplying by 1.1 makes the numbers inexact in f16, so rounding to f16 changes them.
     uniform().skip(skip).take(count).map(|x| x * 1.1).collect()
 }
 
@@ -169,14 +169,15 @@ pub(super) fn rope(npu: &HexNpu) -> Result<Vec<Outcome>> {
     const D: usize = 64;
     const HEADS: usize = 2;
     const BASE: f32 = 10_000.0;
-    // An f32 angle of 37 is off by 2^-19 at most: 1e-12 squared, as other errors.
+    // An f32 angle of 37 is off by at most 2^-19; its square is 1e-12, the same limit as for other
+    // errors.
     let positions = [0, 5, 37];
     let mut sheet = Sheet::new(npu)?;
     let shape = [D, HEADS, positions.len()];
     let x = random(D * HEADS * positions.len(), 0);
     let (a, b) = (sheet.floats(&shape, &x), sheet.numbers(&positions));
     for (test, mode) in [("ROPE", 0), ("ROPE of halves", 2)] {
-        // Base and scale of frequencies, magnitude.
+        // Parameters 5, 6 and 8: base of the frequencies, their scale, and the magnitude.
         let mut params = floats([(5, BASE), (6, 1.0), (8, 1.0)]);
         (params[1], params[2]) = (64, mode);
         let want = reference::rope(&x, D, HEADS, &positions, f64::from(BASE), mode == 2);
@@ -253,7 +254,7 @@ pub(super) fn attention(npu: &HexNpu) -> Result<Vec<Outcome>> {
 
 pub(super) fn recurrences(npu: &HexNpu) -> Result<Vec<Outcome>> {
     let mut sheet = Sheet::new(npu)?;
-    // Rows end inside of a vector.
+    // Sizes at which rows end inside a vector.
     let sizes = RecurrenceSizes {
         n: 36,
         heads: 2,

@@ -16,7 +16,7 @@ const N: usize = 96;
 const K: usize = 192;
 /// One panel of columns, for types that differ from the first in their dequantizer only.
 const FEWER_COLUMNS: usize = 32;
-/// Rows of as many elements as models have at most, and not many more.
+/// Elements of a row: as many as the longest rows of models have, and not many more.
 const LONG_K: usize = 16 * 1024;
 /// Rows of activations: one and two for the dot products; on the matrix unit few rows, which some
 /// devices' libraries got wrong from five on, one tile of 32, and the first rows of the next ones.
@@ -28,9 +28,9 @@ const FEWER_ROWS: [usize; 3] = [1, 2, 3];
 
 /// Returns the largest normalized mean square error.
 ///
-/// Dot products take activations in 8 bits for each group of 32: with uniform numbers the step is
-/// 1/127 of the group's largest, an error of (1/127)^2/12 / (1/3) = 1.5e-5; a second digit divides
-/// it by 254^2. The matrix unit takes FP16 and gives FP16, below 1e-6.
+/// Dot products use activations of 8 bits in groups of 32: with uniform numbers the step is 1/127
+/// of the group's largest, an error of (1/127)^2/12 / (1/3) = 1.5e-5; a second digit divides it by
+/// 254^2. The matrix unit reads and writes FP16, with an error below 1e-6.
 fn limit(m: usize, weight: WeightType, dots: Dots) -> f64 {
     if m <= Dots::MOST_ROWS && weight != WeightType::F16 && dots != Dots::TwoDigits {
         1e-4
@@ -39,7 +39,7 @@ fn limit(m: usize, weight: WeightType, dots: Dots) -> f64 {
     }
 }
 
-/// Tests all of them.
+/// Tests all products.
 ///
 /// # Errors
 /// The error of the call that failed.

@@ -26,21 +26,20 @@ use crate::hexagon::plan::cost;
 pub mod kept;
 
 /// Rows and columns of the weights: more bytes than the caches before the DSP have.
-// SOURCE: the system cache of Snapdragon 8 Gen 3 has 12 MB (Qualcomm's product brief); Q8_0 takes
-// 17.8 MB.
+// SOURCE: the system cache of Snapdragon 8 Gen 3 has 12 MB (Qualcomm's product brief); a Q8_0
+// weight of this size has 17.8 MB.
 const SIZE: usize = 4096;
 
 /// Times that a product is timed; the median counts.
 const TIMES: usize = 5;
 
-/// Packets of a thread in a microsecond, or bytes in a nanosecond: rates beyond these are no
-/// measurement, not even of an emulator.
+/// Plausible packets of a thread in a microsecond, or bytes in a nanosecond; rates beyond these are
+/// errors, even on an emulator.
 const PLAUSIBLE: RangeInclusive<f64> = 0.001..=100_000.0;
 
 /// Returns the rates of a device that are kept in `file`, or measures them and keeps them there.
-/// Without a file, those of
-/// [`caps::FITTED`]: with rates that are measured at each start, the same question could have another answer each time. `name`
-/// is the device's in log lines.
+/// Without a file it returns [`caps::FITTED`]: with rates that are measured at each start, the same
+/// question could have another answer each time. `name` is the device's name in log lines.
 ///
 /// # Errors
 /// As [`measure`], if it puts the device out of use.
@@ -77,10 +76,10 @@ pub fn of(npu: &HexNpu, name: &str, power: Power, file: Option<&Path>) -> Result
 /// Measures the rates of memory and of the vector threads. The matrix unit's is that of the chip
 /// table.
 ///
-/// Takes a few milliseconds on a device. `None` if the clock says nothing that can be true.
+/// Runs for a few milliseconds on a device. Returns `None` if the clock's values are impossible.
 ///
 /// # Errors
-/// `OutOfMemory`, or what a submission fails with.
+/// `OutOfMemory`, or the error of a submission.
 pub fn measure(npu: &HexNpu) -> Result<Option<HexRates>> {
     let memory = OneBufferProduct::new(WeightType::Q8_0, 1, SIZE, SIZE).with_dots(Dots::OneRow);
     let vector = OneBufferProduct::new(WeightType::Q2K, 2, SIZE, SIZE).with_dots(Dots::TwoRows);
@@ -113,7 +112,7 @@ fn time(npu: &HexNpu, product: OneBufferProduct) -> Result<Duration> {
     buffer.write(0..product.bytes(), |out| out.fill(0));
     let batch = product.batch(&buffer);
     let submit = || npu.submit(&batch).map_err(|failed| failed.error);
-    // The first one maps the memory.
+    // The first submission also maps the memory, so it is not measured.
     submit()?;
     let mut times = [Duration::ZERO; TIMES];
     for time in &mut times {
@@ -134,7 +133,7 @@ mod tests {
     use crate::hexagon::device::{Domain, Floats, Serving, SessionOptions};
     use crate::hexagon::driver::FastRpc;
 
-    /// Returns a stand-in whose products take at least `command_time`.
+    /// Returns a stand-in whose products last at least `command_time`.
     fn npu(command_time: Duration) -> HexNpu {
         let options = sim::Options {
             command_time,
@@ -161,7 +160,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("rates");
         let of = |npu: &HexNpu| of(npu, "HEX0", Power::Burst, Some(&file)).unwrap();
-        // 17.8 MB, and 16,384 tiles of 34.4 packets, in at least 10 ms.
+        // 17.8 MB, and 16,384 tiles of 34.4 packets each, take at least 10 ms.
         let slow = npu(Duration::from_millis(10));
         let measured = of(&slow);
         assert!(
@@ -178,7 +177,7 @@ mod tests {
         assert!(near(kept.dma_gb_per_s, measured.dma_gb_per_s), "{kept:?}");
         assert_eq!(of(&slow), kept);
 
-        // What the file says decides between kernels.
+        // The measured rates in the file decide between kernels.
         let bits = |line: &str| {
             std::fs::write(&file, format!("hexagon-v75 threads=1 power=0 {line}\n")).unwrap();
             cost::dots(75, &of(&slow), 4, WeightType::Q4_0, ActivationBits::Auto)
@@ -193,7 +192,7 @@ mod tests {
         let npu = npu(Duration::from_millis(1));
         let of = |file| of(&npu, "HEX0", Power::Burst, file).unwrap();
         assert_eq!(of(None), caps::FITTED);
-        // A file is where a folder would have to be.
+        // A file stands in the place of a folder.
         let file = folder.path().join("file");
         std::fs::write(&file, "").unwrap();
         assert_eq!(of(Some(&file.join("rates"))), caps::FITTED);

@@ -1,4 +1,4 @@
-//! Small tensors side by side in one buffer, commands on them, and the expected results.
+//! Small tensors that share one buffer, commands on them, and the expected results.
 
 use bytemuck::Zeroable;
 use half::f16;
@@ -120,7 +120,7 @@ impl Sheet {
         (want, limit): (Vec<f64>, f64),
     ) {
         let dst = self.place(TYPE_F32, ne, &[]);
-        // All strides are in the buffer.
+        // Never fails here: all tensors are in one buffer, so their strides fit.
         let narrow = |tensor| NarrowTensor::new(tensor).unwrap_or(NarrowTensor::zeroed());
         let mut body = WideOp {
             kernel,
@@ -172,7 +172,7 @@ impl Sheet {
     /// Has the device compute everything in one submission, and compares.
     ///
     /// # Errors
-    /// The device's.
+    /// An error of the device.
     pub(super) fn run(self, npu: &HexNpu) -> Result<Vec<Outcome>> {
         let used = 0..self.bytes.len();
         self.buffer

@@ -8,7 +8,8 @@ use crate::gguf::GgmlType;
 
 /// A matrix.
 pub(super) struct Matrix {
-    /// Rows of blocks. With groups, row g of 32 has the groups g of the tiles of a panel.
+    /// Rows of ggml's blocks. If weights are in groups, 32 rows hold a panel: row g of them has the
+    /// groups g of the panel's tiles.
     pub(super) bytes: Vec<u8>,
     /// N × K.
     pub(super) values: Vec<f32>,
@@ -38,7 +39,7 @@ pub(super) fn random(
         WeightType::Q4Tile | WeightType::Q8Tile => values_of_groups(weight, &bytes, k),
         _ => {
             let mut values = vec![0.0; n * k];
-            // PANIC: there is a way for all types with blocks of ggml's.
+            // PANIC: every type with ggml's blocks has a dequantizer.
             let way = ggml(weight)
                 .and_then(dequantize::of)
                 .expect("a dequantizer of the type");
@@ -80,11 +81,12 @@ fn ggml(weight: WeightType) -> Option<GgmlType> {
     })
 }
 
-/// Gives a block of random bytes scales of about the same size as those of other blocks, and minima
-/// about which its levels are even.
+/// Sets the scales of a block of random bytes to about the same size in all blocks, and its minima
+/// so that the values are spread evenly around 0.
 // SOURCE: block structures of ggml-common.h, llama.cpp 0.5.0.
 fn set_scales(weight: WeightType, block: &mut [u8], numbers: &mut impl Iterator<Item = f32>) {
-    // Levels of super-blocks have scales of 4 to 8 bits beside these.
+    // A super-block multiplies this scale by further scales of 4 to 8 bits, so it has to be smaller
+    // than that of a block.
     const OF_BLOCK: f32 = 1.0 / 64.0;
     const OF_SUPER_BLOCK: f32 = 1.0 / 2048.0;
     let scales: &[(usize, f32)] = match weight {
@@ -116,7 +118,7 @@ fn set_scales(weight: WeightType, block: &mut [u8], numbers: &mut impl Iterator<
         WeightType::Q6K => &[(208, OF_SUPER_BLOCK)],
     };
     for (at, unit) in scales {
-        // Exact in FP16, and so are its products with 8-bit integers.
+        // The scale is exact in FP16, and so are its products with 8-bit integers.
         let scale = (numbers.next().unwrap_or(0.0) * 4.0).round() + 8.0;
         block[*at..][..2].copy_from_slice(&f16::from_f32(scale * unit).to_le_bytes());
     }

@@ -1,4 +1,4 @@
-//! Operands of multiplications: packed weights, activations as the kernels want them.
+//! Operands of multiplications: packed weights, and activations in the form that the kernels need.
 
 use half::f16;
 use hexagon_ops::serve;
@@ -14,7 +14,7 @@ use crate::graph::{Op, Operation, Role, Tensor};
 use crate::tensor::DType;
 
 impl Graphs {
-    /// Fills in where weights are: packed when they were written, beside them, or packed now.
+    /// Fills in the place of weights: packed when they were written, a packed copy, or packed now.
     pub(super) fn place_weights(
         &mut self,
         weights: &mut Weights,
@@ -31,7 +31,7 @@ impl Graphs {
         let src0 = operand(operation, 0)?;
         let buffer = buffer.ok_or_else(|| no_memory(&src0))?;
         (weights.buffer, weights.offset) = match buffer.find(&src0) {
-            // Nothing in a buffer with packed tensors is the CPU's to see.
+            // The weight is packed, so the CPU does not read this buffer.
             Some(_) => (self.current.input(&src0, buffer), offset(&src0)),
             None => (self.pack_at_use(layout, &src0, buffer)?, 0),
         };
@@ -54,7 +54,7 @@ impl Graphs {
         self.place_rows(act, &src1, buffer)
     }
 
-    /// Fills in where an operand is that is read as it lies.
+    /// Fills in the place of an operand that is read unpacked.
     pub(super) fn place_rows(
         &mut self,
         rows: &mut RowsF32,
@@ -66,7 +66,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// Fills in where the result goes.
+    /// Fills in the place of the result.
     pub(super) fn place_result(
         &mut self,
         rows: &mut RowsF32,
@@ -85,7 +85,7 @@ impl Graphs {
         src0: &Tensor,
         buffer: &HexBuffer,
     ) -> Result<u32> {
-        // A view may repeat its rows, and be larger than the memory that it is in.
+        // A view may repeat its rows, and be larger than the memory that holds it.
         if layout.bytes() > self.device.max_tensor_bytes {
             return Err(refused(&format!(
                 "{} takes {} bytes packed, and a buffer has at most {}",
@@ -94,8 +94,8 @@ impl Graphs {
                 self.device.max_tensor_bytes
             )));
         }
-        // Earlier commands may compute the weights: a graph writes a cache, then multiplies with
-        // it.
+        // An earlier command of the same graph may compute the weights, for example write a cache
+        // that this product reads.
         self.run_pending()?;
         let rows = gather(src0, buffer, pack::row_bytes(layout, src0.dtype));
         // A computed tensor may hold any value and is rounded as on the CPU. A tensor that the
@@ -114,7 +114,7 @@ impl Graphs {
         Ok(scratch.number())
     }
 
-    /// Has the device turn activations in F16 to F32 in memory of the submission.
+    /// Adds the command that converts activations from F16 to F32, in memory of the submission.
     fn convert(&mut self, mut step: Step, act: &Tensor, buffer: OperandBuffer) -> Result<RowsF32> {
         let buffer = buffer.ok_or_else(|| no_memory(act))?;
         let [k, m, p2, p3] = act.shape.ne;
@@ -127,8 +127,9 @@ impl Graphs {
         };
         let bytes = k * m * p2 * p3 * 4;
         if buffer.is_packed(act) {
-            // If everything is packed, so are activations that the program wrote: only the host
-            // reads them. No earlier command writes them: it would have found them put back.
+            // When everything is packed, activations that the program wrote are packed too, and
+            // only the host reads them. No earlier command writes them, because it would have
+            // unpacked them.
             let halves = gather(act, buffer, k * 2);
             self.current.once = true;
             let halves = halves.as_chunks().0.iter();

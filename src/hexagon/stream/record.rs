@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! { "device": name, "arch": 73, "threads": 4,
-//!   "buffers":  [[number, bytes], ...],                         what the commands name
-//!   "inputs":   [[buffer, offset, "bytes in hexadecimal"], ...] what the host wrote for this graph and is not zero
+//!   "buffers":  [[number, bytes], ...],                         the buffers of the commands
+//!   "inputs":   [[buffer, offset, "bytes in hexadecimal"], ...] the host's data for this graph, unless zero
 //!   "nodes":    [{ "op", "params", "dst", "src" }, ...],        ggml's nodes; of a tensor "type" (ggml's number of a quantized
 //!                                                               type, or a name), "ne", "nb", "role", "at": [buffer, offset]
 //!   "commands": [{ "node", "ops", "ne", "command": "512 bytes in hexadecimal" }, ...] }
@@ -58,13 +58,14 @@ pub(super) struct Nodes {
 }
 
 impl CommandFile {
-    /// Returns `true` if a path asks for commands, by its extension.
+    /// Returns `true` if the extension of a path selects commands.
     pub(super) fn is_for(path: &Path) -> bool {
         path.extension()
             .is_some_and(|it| it.eq_ignore_ascii_case(EXTENSION))
     }
 
-    /// Opens a file for a device. Lines are appended, so that a program can cut it while it runs.
+    /// Opens a file for a device. Lines are appended, so that a program can truncate the file while
+    /// this one runs.
     ///
     /// # Errors
     /// `TraceFile` with the system's.

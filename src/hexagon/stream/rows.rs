@@ -1,9 +1,9 @@
 //! Rows that a graph stores in caches by number (SET_ROWS), for the CPU to see.
 //!
-//! ggml's scheduler lets the CPU read a cache in place without asking the device: for a layer that
-//! has no cache of its own and whose weights are the CPU's, and for a context without the device
-//! that shares a cache. To invalidate all of a cache for each token would take longer than the
-//! token, so the numbers of its rows are read.
+//! ggml's scheduler lets the CPU read a cache in place without asking the device: for a layer
+//! without a separate cache whose weights are on the CPU, and for a context without the device that
+//! shares a cache. Invalidating the whole cache for each token would be slower than the token
+//! itself, so the numbers of its rows are read.
 
 use std::ops::Range;
 
@@ -55,7 +55,8 @@ const MERGED_FROM: usize = 1 << 14;
 
 /// Sorts ranges and merges those that touch.
 fn merge(ranges: &mut Vec<Range<usize>>) {
-    // Stable, which is fast for the few ascending runs that the numbers of a batch are.
+    // A stable sort, because it is fast for input of a few ascending runs, which the row numbers of
+    // a batch are.
     ranges.sort_by_key(|range| range.start);
     ranges.dedup_by(|next, last| {
         let touches = next.start <= last.end;
@@ -66,9 +67,9 @@ fn merge(ranges: &mut Vec<Range<usize>>) {
     });
 }
 
-/// Returns the lines with rows of `cache` that are stored by `numbers`, in order and apart from
-/// each other, cut at the cache's ends; or all bytes of the cache, if it has no more lines than the
-/// rows. A number of no row is left out: the DSP refuses it.
+/// Returns the lines of `cache` that contain the rows which `numbers` names: sorted, disjoint, and
+/// cut at the cache's ends. If the cache has no more lines than there are rows, returns all of its
+/// bytes. A number without a row is left out: the DSP refuses it.
 ///
 /// - `numbers`: (rows, planes or a divisor, volumes or a divisor)
 /// - `bytes`: the bytes of `numbers`
@@ -95,7 +96,7 @@ pub(super) fn stored(cache: &Layout, numbers: &Layout, bytes: &[u8]) -> Vec<Rang
                 };
                 let start =
                     cache.offset + number * shape.nb[1] + i2 * shape.nb[2] + i3 * shape.nb[3];
-                // Buffers begin at a line.
+                // Buffers begin at the start of a cache line.
                 let first = (start / LINE_BYTES * LINE_BYTES).max(all.start);
                 let end = (start + row_bytes)
                     .next_multiple_of(LINE_BYTES)
@@ -149,7 +150,7 @@ mod tests {
         let numbers = [7i32, 8, 100, 99];
         let bytes = bytemuck::cast_slice(&numbers);
         assert_eq!(stored(&cache, &narrow, bytes), want);
-        // Fewer bytes than the numbers take, and numbers that are none.
+        // Fewer bytes than the row numbers need, and invalid row numbers.
         assert_eq!(
             stored(&cache, &narrow, &bytes[..7]),
             want[..1]
@@ -162,7 +163,7 @@ mod tests {
 
     #[test]
     fn planes_and_volumes_have_numbers_of_their_own_or_share_them() {
-        // Planes of 6400 bytes, volumes of two.
+        // Planes of 6400 bytes; two planes form a volume.
         let cache = layout(DType::F32, [16, 100, 2, 2], 0);
         let own = layout(DType::I32, [1, 2, 1, 1], 0);
         let rows = |numbers: &Layout, values: &[i32]| -> Vec<(usize, usize)> {
@@ -177,7 +178,7 @@ mod tests {
             rows(&shared, &[3, 5]),
             [(3, 1), (103, 1), (205, 1), (305, 1)]
         );
-        // As many lines as the cache has.
+        // As many cache lines as the cache tensor has.
         let many = layout(DType::I32, [100, 1, 1, 1], 0);
         assert_eq!(rows(&many, &[5; 100]), [(0, 400)]);
         let fewer = layout(DType::I32, [99, 1, 1, 1], 0);
@@ -187,14 +188,14 @@ mod tests {
 
     #[test]
     fn many_rows_are_the_whole_cache() {
-        // Rows of one element, as values are cached without flash attention.
+        // Rows of one element: values are cached like this without flash attention.
         let cache = layout(DType::F16, [1, 3200, 1, 1], 128);
         let few: Vec<i32> = (0..49).map(|number| 64 * number).collect();
         let numbers = |values: &[i32]| layout(DType::I32, [values.len(), 1, 1, 1], 0);
         let rows = stored(&cache, &numbers(&few), bytemuck::cast_slice(&few));
         assert_eq!(rows.len(), 49);
         assert_eq!(rows[1], 128 + 128..128 + 192);
-        // The last line is cut where the cache ends.
+        // The last range is cut where the cache ends.
         let part = layout(DType::F16, [1, 3201, 1, 1], 128);
         let rows = stored(&part, &numbers(&[3200]), bytemuck::cast_slice(&[3200]));
         assert!(rows.into_iter().eq(std::iter::once(128 + 6400..128 + 6402)));
@@ -203,8 +204,8 @@ mod tests {
         assert!(rows.into_iter().eq(std::iter::once(128..128 + 6400)));
     }
 
-    /// Without flash attention: 256 channels of 4096 cells, of which a batch of 100 tokens stores
-    /// those from cell 96 on, one token after the other. It was a range for each element, 25,600
+    /// Without flash attention: 256 channels of 4096 cells, in which a batch of 100 tokens stores
+    /// cells from 96 on, one token after the other. Regression: each element was a range, 25,600
     /// here and half a million in a model.
     #[test]
     fn elements_in_the_same_lines_are_stored_together() {
@@ -217,7 +218,7 @@ mod tests {
         assert!(values.len() > MERGED_FROM);
         let numbers = layout(DType::I64, [values.len(), 1, 1, 1], 0);
         let rows = stored(&cache, &numbers, bytemuck::cast_slice(&values));
-        // 200 bytes from byte 192 of a channel on: four lines.
+        // 200 bytes starting at byte 192 of each channel: four cache lines.
         let want = (0..channels)
             .map(|channel| 512 + channel * cells * 2 + 192)
             .map(|start| start..start + 256);

@@ -1,12 +1,12 @@
 //! A graph in the device's form: commands, and the cache operations for the two processors.
 //!
 //! The CPU may have written weights, and caches that it uses itself
-//! ([`HexBuffer::is_used_by_cpu`]): these are cleaned before the commands, and so are results, in
-//! whose place ggml may have had the CPU compute a node. All other writes of the CPU go through
-//! [`HexBuffer::write`], which cleans at once. Results are invalidated after the commands; of
-//! caches that the CPU does not use, as far as is known, only the rows that were [stored by
-//! number](rows), and what turns or copies keys when a context is shifted. A state that the CPU
-//! computed tells that the CPU uses its buffer.
+//! ([`HexBuffer::is_used_by_cpu`]): these are cleaned before the commands, and so are results,
+//! because ggml may have let the CPU compute a node in the same memory. All other writes of the CPU
+//! go through [`HexBuffer::write`], which cleans at once. Results are invalidated after the
+//! commands; of caches that the CPU does not use, as far as is known, only the rows that were
+//! [stored by number](rows), and the results of operations that rotate or copy keys when a context
+//! is shifted. If the CPU has computed a state, the CPU uses its buffer.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -60,7 +60,7 @@ struct StoredRows {
     caches: Vec<(usize, Layout)>,
 }
 
-/// A packed form beside a weight, which may be forgotten.
+/// A packed copy of a weight, which may be forgotten.
 #[derive(Debug)]
 struct UsedForm {
     beside: Weak<Beside>,
@@ -79,12 +79,12 @@ pub(super) struct Step {
     pub(super) ops: [Option<Op>; MAX_FUSED],
     /// Dimensions of the result.
     pub(super) ne: [usize; 4],
-    /// Its modelled cost.
+    /// The modelled cost of the command.
     pub(super) cost: Cost,
 }
 
 impl Step {
-    /// This one and the next as one command, which costs what both do.
+    /// Combines this step and the next into one command, with the cost of both.
     fn then(mut self, next: Self) -> Self {
         let free = self.ops.iter_mut().filter(|op| op.is_none());
         for (op, more) in free.zip(next.ops.into_iter().flatten()) {
@@ -100,13 +100,13 @@ impl Step {
     }
 }
 
-/// Bytes that the number of a buffer counts as in [`Submission::held_bytes`].
+/// Number of bytes for which a buffer's number counts in [`Submission::held_bytes`].
 const NUMBER_BYTES: usize = 128 << 10;
 
 /// Most nodes of a command.
 pub(super) const MAX_FUSED: usize = 3;
 
-/// A graph as the device takes it.
+/// A graph in the form that the device executes.
 #[derive(Debug, Default)]
 pub(super) struct Submission {
     batch: Batch,
@@ -116,12 +116,13 @@ pub(super) struct Submission {
     pub(super) nodes: Nodes,
     named: Vec<NamedBuffer>,
     stored: Vec<StoredRows>,
-    /// Packed forms beside weights that the commands read.
+    /// Packed copies of weights that the commands read.
     forms: Vec<UsedForm>,
     /// Scratch buffers for operands that are converted or packed, and the number of those in use.
     scratch: Vec<DeviceBuffer>,
     taken: usize,
-    /// The number of the scratch buffer of products that are turned, one after another.
+    /// The number of the scratch buffer that all products with exchanged factors use, one after
+    /// another.
     turning: Option<u32>,
     /// Memory for the commands, if they come again.
     list: Option<DeviceBuffer>,
@@ -193,7 +194,7 @@ impl Submission {
         self.steps.push(step);
     }
 
-    /// Takes the last command back, which is to be one with the next; returns what both are for.
+    /// Removes the last command, which will be combined with the next; returns the step of both.
     pub(super) fn pop_into(&mut self, next: Step) -> Step {
         self.batch.pop();
         (self.steps.pop()).map_or(next, |first| first.then(next))
@@ -221,7 +222,7 @@ impl Submission {
         named.number
     }
 
-    /// Finds or makes the packed form beside a weight, for the next command.
+    /// Finds or makes the packed copy of a weight, for the next command.
     pub(super) fn beside(
         &mut self,
         device: &HexDevice,
@@ -250,7 +251,7 @@ impl Submission {
         }
     }
 
-    /// Names a packed form beside a weight as an operand of the next command. Returns its buffer's
+    /// Names a packed copy of a weight as an operand of the next command. Returns its buffer's
     /// number.
     pub(super) fn packed_beside(&mut self, place: &PlaceBeside) -> u32 {
         self.name(&place.memory).number
@@ -268,19 +269,20 @@ impl Submission {
         let seen_by_cpu = buffer.shared && (tensor.role != Role::State || buffer.is_used_by_cpu());
         let named = self.name(&buffer.memory);
         if seen_by_cpu {
-            // Lines that the CPU still holds must not be written over the result later: those of a
-            // cache, and of a result in whose place ggml has the CPU compute its next node.
+            // The CPU may still hold modified cache lines of a cache tensor, or of memory that ggml
+            // reuses for the CPU's next node. They must be written back before, not over the result
+            // later.
             named.inputs.insert(tensor.span());
             named.results.insert(tensor.span());
         }
         named.number
     }
 
-    /// Notes what the next command writes into a cache that the CPU does not use, as far as is
-    /// known.
+    /// Records the next command's writes to a cache that the CPU does not use, as far as is known.
     ///
     /// - `buffer`, `numbers`: the buffers of its result and of its second source
-    /// - `is_part`: its graph has no number, as parts of a graph whose nodes a program looks at
+    /// - `is_part`: its graph has no number, because a program looks at nodes and computes parts of
+    ///   a graph
     pub(super) fn shows_cache(
         &mut self,
         operation: &Operation,
@@ -294,7 +296,7 @@ impl Submission {
         }
         let index = self.index(&buffer.memory);
         match (operation.op, &operation.src[1], numbers) {
-            // A graph that computes the numbers does not have them before.
+            // Row numbers that the graph itself computes are not known before it runs.
             (Op::SetRows, Some(tensor), Some(numbers)) if tensor.role != Role::Result => {
                 let layout = Layout::of(tensor);
                 let named = self.index(&numbers.memory);
@@ -311,18 +313,19 @@ impl Submission {
                     self.named[index].inputs.insert(cache.span());
                     self.named[index].results.insert(0..buffer.memory.bytes());
                 } else if is_part {
-                    // llama-eval-callback reads each node's result in place.
+                    // llama-eval-callback reads the result of each node in place.
                     self.named[index].results.insert(cache.span());
                 }
             }
-            // A context that is shifted turns all keys, a sequence that begins clears its state.
+            // Everything is invalidated: shifting a context rotates all keys, and a new sequence
+            // clears its whole state.
             _ => self.named[index].results.insert(cache.span()),
         }
     }
 
     /// Notes rows of a cache that are stored by numbers, both with the index of their buffer.
     fn stores_rows(&mut self, cache: (usize, Layout), (named, numbers): (usize, Layout)) {
-        // All layers store the rows of the same tokens.
+        // All layers store rows of the same tokens, so the numbers are kept once.
         let known = (self.stored.iter_mut()).find(|it| (it.named, it.numbers) == (named, numbers));
         match known {
             Some(stored) => stored.caches.push(cache),
@@ -369,7 +372,7 @@ impl Submission {
         Ok(&self.scratch[index])
     }
 
-    /// Returns the number of the scratch buffer that all products that are turned use.
+    /// Returns the number of the scratch buffer that all products with exchanged factors use.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -396,8 +399,8 @@ impl Submission {
             Some(list) if list.bytes() >= bytes => list,
             _ => npu.allocate(bytes)?,
         };
-        // The lowest free number was given. Weights, caches and other streams need the rest, so the
-        // commands stay in the ring.
+        // `allocate` returns the lowest free number. If even that is high, few are left. They are
+        // kept for weights, caches and other streams, and the commands stay in the ring.
         if list.number() >= MAX_BUFFERS / 2 {
             self.in_ring = true;
             return Ok(());
@@ -406,18 +409,19 @@ impl Submission {
         Ok(())
     }
 
-    /// Returns `true` if it still computes its graph: all buffers exist, and are unchanged.
+    /// Returns `true` if the submission still computes its graph: all buffers exist, and are
+    /// unchanged.
     pub(super) fn is_valid(&self, changes: u64) -> bool {
         !self.once
             && self.changes == changes
             && (self.named.iter()).all(|named| named.buffer.strong_count() > 0)
     }
 
-    /// Runs it on the DSP, and waits for it. With a trace, each command is a separate submission,
-    /// so that its time is known.
+    /// Runs the commands on the DSP, and waits for them. With a trace, each command is a separate
+    /// submission, so that its time is known.
     ///
     /// # Errors
-    /// The device's, with the number of the node that it was about if there is one.
+    /// An error of the device, with the number of the node that it was about if there is one.
     pub(super) fn run(&self, device: &HexDevice) -> std::result::Result<(), Failed> {
         let npu = &device.npu;
         if log::log_enabled!(log::Level::Debug) {
@@ -439,7 +443,7 @@ impl Submission {
             return self.write_to(file);
         }
         self.each(|named, buffer| named.inputs.iter().for_each(|range| buffer.clean(range)))?;
-        // The memory of the numbers may be another node's result later in the graph.
+        // Read the row numbers now: their memory may hold another node's result later in the graph.
         let stored = self.stored()?;
         let result = match &device.trace {
             None => npu.submit(&self.batch).map(drop),

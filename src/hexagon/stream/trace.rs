@@ -17,7 +17,7 @@ use crate::timeline::{
     DeviceTracks, GraphEvents, OperationTimes, Part, Timeline, Track, begin, open_output,
 };
 
-/// A file that commands are noted in.
+/// The file to which commands are written.
 #[derive(Debug)]
 pub struct Trace {
     form: Form,
@@ -66,8 +66,8 @@ const HEAD: &str = "device,graph,node,operation,ne0,ne1,ne2,ne3,modelled_packets
                     modelled_us,measured_dsp_us,measured_host_us";
 
 impl Trace {
-    /// Opens a file for a device, which its first command empties. `None` after a log line if it
-    /// cannot be written.
+    /// Opens a file for a device. Its first command empties the file. `None` after a log line if
+    /// the file cannot be written.
     pub fn create(
         path: &Path,
         device: &str,
@@ -127,7 +127,7 @@ impl Trace {
 impl GraphTrace<'_> {
     /// Notes a command that was submitted at `begun` and has just completed.
     ///
-    /// - `dsp`: its time by the DSP's clock
+    /// - `dsp`: its time, measured by the DSP
     pub(super) fn step(&mut self, step: &Step, begun: Instant, dsp: Duration) {
         let host = begun.elapsed();
         let Trace { caps, threads, .. } = self.trace;
@@ -165,7 +165,7 @@ impl GraphTrace<'_> {
 
 impl CommandTable {
     fn create(path: &Path, device: &str, is_simulated: bool) -> Result<Self> {
-        // A file for each device, as they are opened one by one and used side by side.
+        // One file for each device: the devices are opened one by one and used at the same time.
         let path = path.with_extension(match path.extension() {
             Some(extension) => format!("{device}.{}", extension.to_string_lossy()),
             None => device.to_owned(),
@@ -219,7 +219,7 @@ impl CommandTable {
             dsp.as_micros(),
             host.as_secs_f64() * 1e6
         );
-        // Programs end without closing the libraries that they opened, so each line is flushed.
+        // Programs exit without closing their libraries, so each line is flushed at once.
         let written = begun.and_then(|()| out.write_all(line.as_bytes()));
         if let Err(source) = written.and_then(|()| out.flush()) {
             *open = None;

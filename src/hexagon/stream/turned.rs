@@ -1,6 +1,6 @@
-//! Products whose weights are the second factor, as a convolution's kernel behind IM2COL. The
-//! matrix unit multiplies the packed kernel with the rows of the first factor, and a copy turns
-//! what comes out.
+//! Products whose weights are the second factor, as a convolution's kernel after IM2COL is. The
+//! matrix unit multiplies the packed kernel with the rows of the first factor, and a copy
+//! transposes the product.
 
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command as Wire};
@@ -11,14 +11,14 @@ use super::{Graphs, OperandBuffer, Result, accepted, no_memory, offset, operand,
 use crate::graph::{Op, Operation};
 use crate::tensor::{DType, Shape};
 
-/// Bytes of a submission's memory for the rows that are turned at a time.
+/// Bytes of a submission's memory for the rows that are transposed at a time.
 const BYTES: usize = 4 << 20;
 /// Rows of a tile: a block has whole ones.
 const TILE_ROWS: usize = 32;
 
 impl Graphs {
     /// Adds a product whose weights are the second factor. Returns `false`, with nothing added, if
-    /// it cannot be turned.
+    /// its factors cannot be exchanged.
     ///
     /// - `number`: its node's index in the graph
     /// - `turned`: [`Operation::turned`]
@@ -126,7 +126,7 @@ impl Graphs {
     }
 }
 
-/// The part of a turned product that has `count` rows, which a copy has made F32.
+/// The part of a product with exchanged factors that has `count` rows, which a copy has made F32.
 fn block_of<'a>(turned: &Operation<'a>, count: usize) -> Operation<'a> {
     let mut block = *turned;
     block.dst.shape = floats(block.dst.shape.ne[0], count);

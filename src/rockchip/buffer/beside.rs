@@ -1,8 +1,8 @@
-//! Packed forms of weights in host memory, which programs read and write in place.
+//! Packed copies of weights in host memory, which programs read and write in place.
 //!
-//! A form is beside its weight, in memory of the device, and is used as long as the weight has the
-//! bytes that were packed: a hash of them is compared in each graph. The device is told when host
-//! memory of its own type is freed.
+//! A form is in memory of the device, and is used as long as the weight still has the bytes that
+//! were packed: their hash is compared in each graph. The glue notifies the device when host memory
+//! of its buffer type is freed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,9 +23,9 @@ use crate::tensor::{DType, Format};
 #[derive(Debug, Default)]
 pub(in crate::rockchip) struct Beside {
     forms: Mutex<BTreeMap<Key, Arc<Form>>>,
-    /// Bytes of memory that they take.
+    /// Total size of the forms in bytes.
     bytes: AtomicUsize,
-    /// There was no room for one: the CPU multiplies until memory is freed.
+    /// `true` if there was no room for a form: the CPU multiplies until memory is freed.
     is_full: AtomicBool,
 }
 
@@ -45,14 +45,14 @@ pub(in crate::rockchip) struct Form {
     weights: PackedWeights,
     dtype: DType,
     format: Option<Format>,
-    /// Of the bytes that were packed.
+    /// Hash of the bytes that were packed.
     hash: u64,
     /// The latest graph in which the weight had this hash.
     graph: AtomicU64,
 }
 
 impl Form {
-    /// Returns one matrix of it.
+    /// Returns one matrix of the packed copy.
     pub(in crate::rockchip) fn slice(&self, slice: usize) -> WeightSlice<'_> {
         WeightSlice {
             memory: &self.memory,
@@ -61,7 +61,7 @@ impl Form {
         }
     }
 
-    /// Returns `true` if it is that of the bytes of a weight in a graph.
+    /// Returns `true` if this is the packed copy of a weight in a graph, with these bytes.
     fn is_of(&self, weights: &Tensor, bytes: &[u8], layout: &WeightLayout, graph: u64) -> bool {
         let same_type = (self.dtype, self.format) == (weights.dtype, weights.format);
         same_type
@@ -72,11 +72,11 @@ impl Form {
 
 impl Beside {
     fn forms(&self) -> MutexGuard<'_, BTreeMap<Key, Arc<Form>>> {
-        // A form is there as a whole or not at all.
+        // Forms are inserted and removed as a whole, so a panic cannot leave half a form.
         self.forms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the bytes of memory that the forms take.
+    /// Returns the total size of the forms in bytes.
     pub(in crate::rockchip) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -86,7 +86,7 @@ impl Beside {
         self.is_full.load(Ordering::Relaxed)
     }
 
-    /// Gives back the forms of weights in host memory that is about to be freed.
+    /// Frees the copies of weights in host memory that is about to be freed.
     pub(in crate::rockchip) fn invalidate(&self, npu: &RkNpu, memory: &Range<usize>) {
         self.is_full.store(false, Ordering::Relaxed);
         self.give_back(npu, |key| {
@@ -113,8 +113,8 @@ impl Beside {
 }
 
 impl RkDevice {
-    /// Returns the packed form of a weight, packed now if there is none of its bytes; `None` after
-    /// a log line if there is no room for it.
+    /// Returns the packed form of a weight, packed now if none has these bytes; `None` after a log
+    /// line without room for it.
     ///
     /// - `graph`: as for [`RkDevice::compute`]
     pub(in crate::rockchip) fn form_beside(
@@ -139,7 +139,8 @@ impl RkDevice {
             drop(form);
             self.beside.give_back(&self.npu, |other| *other == key);
         } else if weights.role != Role::Weights {
-            // A cache of which more rows are read is another tensor each time.
+            // When more rows of a cache are read, it is a new tensor, so the forms of the old one
+            // are dropped.
             self.beside
                 .give_back(&self.npu, |other| other.start == key.start);
         }
@@ -164,14 +165,14 @@ impl RkDevice {
             .fetch_add(layout.bytes(), Ordering::Relaxed);
         let other = self.beside.forms().insert(key, Arc::clone(&form));
         if let Some(other) = other {
-            // Another thread packed it meanwhile.
+            // Another thread packed the same tensor at the same time, so its form is replaced.
             let bytes = other.weights.layout().bytes();
             self.beside.bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
         Some(form)
     }
 
-    /// Packs a weight beside its own bytes; `None` if too little of the machine's memory is free.
+    /// Makes a packed copy of a weight; `None` if too little of the machine's memory is free.
     fn pack_beside(
         &self,
         layout: &WeightLayout,

@@ -1,4 +1,4 @@
-//! The system's memory that weights of a Rockchip device take, and which of their bytes stay there.
+//! The system's memory that weights of a Rockchip device use, and which of ggml's bytes are kept.
 
 use super::super::RkDevice;
 use super::super::device::NAME;
@@ -18,8 +18,8 @@ impl RkDevice {
         ((free / copies).min(free_space), (total / copies).min(space))
     }
 
-    /// Returns the bytes of memory that a weight takes in all: its part of a buffer, and its own
-    /// bytes where these are kept.
+    /// Returns the memory of a weight in bytes: its part of a buffer, and its bytes in ggml's
+    /// layout if these are kept.
     #[must_use]
     pub fn resident_bytes(&self, tensor: &Tensor) -> usize {
         let ggml_bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
@@ -119,7 +119,7 @@ mod tests {
         for (free, is_kept) in [(100, true), (99, false), (100, true)] {
             assert_eq!(device.keeps_with(&weights, (free, 800)), is_kept, "{free}");
         }
-        // Of weights whose bytes are there.
+        // The CPU computes with weights whose ggml bytes are still there.
         assert!(device.prefers_cpu(&decode));
     }
 }

@@ -21,8 +21,8 @@ use crate::rockchip::layout::WeightLayout;
 /// work.
 const PARALLEL_ROWS: usize = 16;
 
-/// Tasks that a host stage is cut into for each thread: one that comes late leaves part of its
-/// share to the others.
+/// Tasks of a host stage for each thread; a thread that starts late leaves part of its share to the
+/// others.
 const TASKS_PER_THREAD: usize = 4;
 
 /// Activations of one call, quantized and packed.
@@ -34,12 +34,12 @@ pub(super) struct Activations {
     /// One row of F32 for each task.
     work: Vec<f32>,
     /// Factors of the rows: the INT8 scale, or the power of two that an FP16 row was divided by;
-    /// for INT4 weights what `int4::unpack_scaled` needs.
+    /// for INT4 weights the factors for `int4::unpack_scaled`.
     pub(super) scales: Vec<f32>,
     pub(super) native: StageScratch,
     /// Description of `native` and `scales`, if they may be used again.
     held: Option<Held>,
-    /// The rotation of operands, by whether they have none, and K.
+    /// The rotation of operands, by its presence and K.
     rotations: HashMap<(bool, usize), Rotation>,
 }
 
@@ -79,7 +79,7 @@ struct Packing<'a> {
 struct RowSizes {
     /// Rows of activations.
     count: usize,
-    /// Elements of each, all its digits together.
+    /// Elements of each row, with all its digits.
     len: usize,
     /// Scales of each.
     scales: usize,
@@ -136,7 +136,7 @@ impl Activations {
         if wanted.is_some() && wanted == self.held {
             return Ok(());
         }
-        // Not held until all of it is done.
+        // Cleared first, so that a failure half-way does not leave rows that look complete.
         self.held = None;
         self.native.begin();
         self.pack_anew(anchor, threads, layout, act, bucket)?;
@@ -208,7 +208,7 @@ impl Activations {
                 let fill = |m: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]| {
                     let (scale, halves) = scales.split_at_mut(1);
                     pack::quantize_rows_wide(row(m), rotation, work, out, scale);
-                    // Weights of INT8 have no half.
+                    // INT8 weights have no half-level offset.
                     halves.fill(0.0);
                 };
                 let rows = layout.precision.rows();
@@ -229,7 +229,7 @@ impl Activations {
     }
 }
 
-/// Returns how many of `parts` one task takes: all of them if there are few rows.
+/// Returns how many of `parts` one task processes: all of them if there are few rows.
 fn per_task(parts: usize, rows: usize, threads: usize) -> usize {
     if rows < PARALLEL_ROWS {
         parts

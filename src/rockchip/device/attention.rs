@@ -12,9 +12,9 @@
 //!         (6) add O up over the ranges
 //! ```
 //!
-//! Everything that runs need is made and bound before (`set`), as for multiplications. What fails
-//! until then, and a wrong sum, is an error of attention alone: the device goes on with products,
-//! and the CPU has attention.
+//! Everything that runs need is created and bound before (`set`), as for multiplications. An error
+//! until then, or a wrong sum, concerns attention only: the device continues with products, and the
+//! CPU computes attention.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -41,12 +41,12 @@ mod fill;
 mod set;
 mod wave;
 
-/// Sets of contexts and memory that are kept: those of whole ranges of cells, of what is left of
-/// the cells, and of a second size of head or number of rows of both. A set takes at most 7 MiB a
-/// core and 4 MiB for all.
+/// Sets of contexts and memory that are kept: for whole ranges of cells, for the rest of the cells,
+/// and both again for a second size of head or number of rows. A set needs at most 7 MiB a core and
+/// 4 MiB for all cores.
 const SETS: usize = 4;
 
-/// Rows that a thread takes at once.
+/// Rows that a thread processes at once.
 const ROWS_PER_TASK: usize = 16;
 
 /// Sizes of the attention of one head of keys and values.
@@ -58,7 +58,7 @@ pub struct HeadSizes {
     pub dv: usize,
     /// Rows of queries.
     pub rows: usize,
-    /// M of the products: each takes as many rows, the last one maybe fewer.
+    /// M of the products: each has this many rows, the last one maybe fewer.
     pub bucket: usize,
     /// The function between the products.
     pub scaling: Scaling,
@@ -119,7 +119,7 @@ impl Default for AttentionState {
 }
 
 impl AttentionState {
-    /// Drops what calls can make again.
+    /// Drops everything that calls can create again.
     pub(super) fn drop_caches(&mut self) {
         self.sets.clear();
     }
@@ -138,7 +138,7 @@ impl RkNpu {
     /// Computes the attention of one head of keys and values. Returns the time in the vendor's
     /// calls.
     ///
-    /// - `ranges`: the cells, as ranges of which each is computed on its own, with the cells of its
+    /// - `ranges`: the cells, as ranges that are computed separately, with the cells of their
     ///   products
     /// - `out`: `sizes.rows` rows of `sizes.dv` elements; a row that sees a key or value which is
     ///   not finite is NaN
@@ -167,9 +167,9 @@ impl RkNpu {
         })?
     }
 
-    /// Drops what attention keeps.
+    /// Drops the caches of attention.
     pub fn rest_attention(&self) {
-        // Without the turn nothing can be freed now.
+        // Nothing can be freed while another process has the turn.
         let Some(_turn) = self.rknn.turn_to_free() else {
             return;
         };
@@ -178,8 +178,8 @@ impl RkNpu {
         }
     }
 
-    /// Makes what [`Self::attend`] needs for the same ranges, so that it is known whether there is
-    /// room and the library takes the shapes.
+    /// Creates everything that [`Self::attend`] needs for the same ranges, to find out whether
+    /// there is room and the library accepts the shapes.
     ///
     /// # Errors
     /// As for [`Self::attend`].
@@ -191,8 +191,8 @@ impl RkNpu {
         self.with_call(sizes, |call, state| Ok(call.prepare(state, ranges)))?
     }
 
-    /// Calls `run`, whose error puts the device out of use, unless it is a lack; an error inside of
-    /// its result does not.
+    /// Calls `run`. Its error puts the device out of use, unless it is a lack of memory or
+    /// descriptors; an error inside of its result does not.
     fn with_call<T>(
         &self,
         sizes: HeadSizes,
@@ -227,7 +227,7 @@ impl RkNpu {
                 sizes,
             };
             match run(&call, &mut state.attention)? {
-                // `guarded` makes room and calls again.
+                // `guarded` frees memory and runs this closure again.
                 Err(error) if error.is_shortage() => Err(error),
                 other => Ok(other),
             }

@@ -74,7 +74,7 @@ impl Core {
         self.mask
     }
 
-    /// Drops what can be made again.
+    /// Drops everything that can be created again.
     pub(super) fn drop_caches(&mut self) {
         self.contexts.clear();
         self.results.clear();
@@ -87,7 +87,7 @@ impl Core {
         self.results.begin();
     }
 
-    /// Divides a call that takes most chunks on this core.
+    /// Divides a call in which this core has the most chunks.
     pub(super) fn waves(&self, call: &CoreCall) -> impl Iterator<Item = Wave> + use<> {
         let (contexts, results) = (self.contexts.limit(), self.results.limit());
         wave::waves(
@@ -112,7 +112,7 @@ impl Core {
         Ok(())
     }
 
-    /// Step 3: the runs of a wave, beside those of other cores.
+    /// Step 3: the runs of a wave, at the same time as those of other cores.
     pub(super) fn run(&mut self, call: &CoreCall, wave: &Wave, turn: &Turn) -> Result<()> {
         let anchor = call.w.memory.anchor();
         let begun = Instant::now();

@@ -22,11 +22,11 @@ use crate::rockchip::driver::{Context, Memory, Rknn, Turn};
 #[derive(Debug)]
 pub(super) struct Domains {
     rknn: Arc<Rknn>,
-    /// Those in use so far, in order. A thread that has this locked has the turn, or does not ask
-    /// for it.
+    /// The address spaces in use so far, in order. A thread that has locked this has the turn, or
+    /// does not wait for it.
     begun: Mutex<Vec<BegunDomain>>,
     limit: AtomicUsize,
-    /// Bytes of weights that one takes.
+    /// Bytes of weights that one space holds.
     weight_bytes: usize,
     /// The log has the line about lost addresses.
     told_of_lost: AtomicBool,
@@ -40,7 +40,7 @@ struct BegunDomain {
     used_bytes: Arc<AtomicUsize>,
 }
 
-/// A share of a domain, given back on drop.
+/// A share of a domain, released on drop.
 #[derive(Debug)]
 pub(super) struct Share {
     pub(super) anchor: Arc<Context>,
@@ -74,7 +74,7 @@ impl Domains {
     /// Returns the context that owns the first address space.
     ///
     /// # Panics
-    /// After [`Self::release_idle`], until something is allocated.
+    /// If [`Self::release_idle`] was called and nothing was allocated since.
     pub(super) fn first_anchor(&self) -> Arc<Context> {
         Arc::clone(&self.lock()[0].anchor)
     }
@@ -96,7 +96,7 @@ impl Domains {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Ends all address spaces and gives the place at the NPU back, if nothing of it is in use.
+    /// Ends all address spaces and releases the place at the NPU, if nothing of it is in use.
     pub(super) fn release_idle(&self, turn: &Turn) {
         let mut begun = self.lock();
         if begun.iter().all(|it| Arc::strong_count(&it.anchor) == 1) {
@@ -126,26 +126,28 @@ impl Domains {
             if index == begun.len() {
                 match begin(&self.rknn, index) {
                     Ok(domain) => begun.push(domain),
-                    // This one is needed because an earlier one had no memory: that is the cause.
+                    // The new address space was needed because an earlier one was out of memory, so
+                    // that shortage is the error to report.
                     Err(error) => return Err(shortage.unwrap_or(error)),
                 }
             }
             let domain = &begun[index];
-            // The lock is held, so no other thread adds; shares that are dropped at the same time
-            // only make room.
+            // The lock prevents other threads from adding; a share that is dropped meanwhile only
+            // frees room.
             let used = domain.used_bytes.load(Ordering::Relaxed);
             if used + bytes > self.weight_bytes {
                 continue;
             }
             let memory = match Memory::new(&domain.anchor, bytes) {
                 Ok(memory) => memory,
-                // The library may have less room in a space than is reckoned here; an empty one has
-                // as much as any.
+                // The library may have less room in an address space than we compute. An empty
+                // space has all the room there is, so there the error is final.
                 Err(error @ Error::OutOfMemory { .. }) if used > 0 || has_company => {
                     shortage = Some(error);
                     continue;
                 }
-                // A lack that passes proves nothing.
+                // A temporary shortage does not prove that the space is full, so the allocation is
+                // tried once more.
                 Err(Error::OutOfMemory { .. })
                     if index > 0 && index + 1 == begun.len() && system_has(bytes) =>
                 {
@@ -204,7 +206,8 @@ impl Domains {
         self.limit(held);
     }
 
-    /// Returns the bytes that weights can still take, and the bytes that they could take in all.
+    /// Returns how many bytes of weights the spaces can still hold, and how many they could hold in
+    /// total.
     pub(super) fn bytes(&self) -> (usize, usize) {
         let begun = self.lock();
         let used: usize = begun
@@ -216,7 +219,8 @@ impl Domains {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<BegunDomain>> {
-        // Nothing in here panics half-way through a change.
+        // No code under this lock can panic half-way through a change, so a poisoned lock is still
+        // consistent.
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -229,7 +233,7 @@ fn system_has(bytes: usize) -> bool {
 }
 
 fn begin(rknn: &Arc<Rknn>, index: usize) -> Result<BegunDomain> {
-    // SOURCE: rk-llama.cpp allocates from a 32x32x32 FP16 context as well; every chip takes that
+    // SOURCE: rk-llama.cpp also allocates from a 32x32x32 FP16 context; every chip accepts that
     // shape.
     let mut info = MatmulInfo::native(Precision::Fp16.matmul_type(), 32, 32, 32);
     info.iommu_domain_id = i32::try_from(index).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! The library's own description of its native layouts, asked for before any weight is laid out.
+//! The library's own description of its native layouts, queried before any weight is packed.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::rockchip::driver::{Context, Memory, Rknn, RunOperands};
 /// on RK3576.
 const TILES: [(usize, usize); 5] = [(64, 32), (32, 32), (16, 32), (8, 32), (8, 16)];
 
-/// A shape that every chip and arithmetic takes, with more than one tile in each direction.
+/// A shape that every chip and arithmetic accepts, with more than one tile in each direction.
 const M: i32 = 4;
 const K: i32 = 128;
 const N: i32 = 128;
@@ -72,8 +72,8 @@ pub(super) fn learn(
     Ok(RkCaps { n_wide, ..learned }.keep())
 }
 
-/// Returns the largest N of an INT8 or FP16 call: more than the documented one if the library takes
-/// it, lays it out as expected and computes it.
+/// Returns the largest N of an INT8 or FP16 call: more than the documented one if the library
+/// accepts it, lays it out as expected and computes it.
 ///
 /// # Errors
 /// As [`multiply_ones`], for the usual N.
@@ -96,8 +96,8 @@ fn widest(
         let info = MatmulInfo::native(precision.matmul_type(), m, K, n);
         Context::new(rknn, info, None)
     };
-    // If the usual N fails, the reason is another one than a wide N; wrong numbers are the
-    // self-test's business.
+    // First try the usual N: if that fails, the wide N is not the cause. Wrong results are left to
+    // the self-test.
     for (precision, native) in natives.clone() {
         match multiply_ones(context(precision, M, N)?, anchor, &native, N) {
             Err(Error::SelfTest { .. }) => {}

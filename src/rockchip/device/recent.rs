@@ -1,4 +1,4 @@
-//! Contexts of a core; the least recently used one makes room.
+//! Contexts of a core. If there are too many, the least recently used one is dropped.
 
 use std::hash::Hash;
 
@@ -17,13 +17,12 @@ pub(super) fn contexts_per_core(file_limit: u64, cores: usize) -> usize {
     per_core.clamp(16, 512)
 }
 
-/// At most `limit` values by key. A new one takes the place of the one whose last use is the
-/// longest ago.
+/// At most `limit` values by key. A new value replaces the least recently used one.
 #[derive(Debug)]
 pub(super) struct Recent<K, V> {
     limit: usize,
     uses: u64,
-    /// With the number of their last use.
+    /// The values, each with the number of its last use.
     values: FxHashMap<K, (u64, V)>,
 }
 
@@ -41,7 +40,7 @@ impl<K: Copy + Eq + Hash, V> Recent<K, V> {
         self.limit
     }
 
-    /// Returns the value of `key`, if there is one. That is no use of it.
+    /// Returns the value of `key`, if there is one. This does not count as a use.
     pub(super) fn get_mut(&mut self, key: K) -> Option<&mut V> {
         self.values.get_mut(&key).map(|(_, value)| value)
     }
@@ -89,7 +88,7 @@ mod tests {
             };
             assert_eq!(*recent.get_or_make(key, make).unwrap(), key * 10);
         }
-        // 4 takes the place of 3, and 3 later that of 1.
+        // 4 replaces 3, and later 3 replaces 1.
         assert_eq!(made, [1, 2, 3, 4, 3, 1]);
     }
 

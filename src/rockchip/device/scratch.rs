@@ -10,16 +10,16 @@ use crate::rockchip::driver::{Context, Memory};
 use crate::rockchip::layout::BLOCK_ALIGN_BYTES;
 
 /// Memory by address space, segment and size. A sync covers a whole allocation, so a call gets one
-/// of its size. What was used longest ago makes room.
+/// of its size. The least recently used memory is freed for room.
 #[derive(Debug)]
 pub(super) struct StageScratch {
     /// Bytes that are kept in an address space, unless one call needs more.
     limit: usize,
-    /// The device writes to it.
+    /// `true` if the device writes to this memory.
     for_results: bool,
     /// Number of the call, from [`StageScratch::begin`].
     call: u64,
-    /// With the number of the last call that used it.
+    /// The memory, each with the number of the last call that used it.
     memory: FxHashMap<Key, (u64, Memory)>,
 }
 
@@ -65,7 +65,7 @@ impl StageScratch {
         )
     }
 
-    /// Begins a call: what earlier ones reserved may make room.
+    /// Begins a call: memory that earlier calls reserved may be freed for room.
     pub(super) fn begin(&mut self) {
         self.call += 1;
     }
@@ -98,7 +98,8 @@ impl StageScratch {
         Ok(memory)
     }
 
-    /// Drops what earlier calls used longest ago, until `bytes` more fit into the address space.
+    /// Frees the least recently used memory of earlier calls, until `bytes` more fit into the
+    /// address space.
     fn make_room(&mut self, domain: i32, bytes: usize) {
         let of_domain = |(key, _): &(&Key, &(u64, Memory))| key.0 == domain;
         loop {
@@ -161,12 +162,12 @@ mod tests {
         scratch.reserve(&anchor, 0, 1).unwrap();
         scratch.reserve(&anchor, 3, 1).unwrap();
         assert_eq!(memories(), 4);
-        // Two of the first call make room; the ones of this call stay.
+        // Two blocks of the first call are freed for room; the blocks of this call stay.
         scratch.reserve(&anchor, 4, 2 * BLOCK_ALIGN_BYTES).unwrap();
         assert_eq!(memories(), 3);
         scratch.get(&anchor, 0, 1);
         scratch.get(&anchor, 3, 1);
-        // A call that needs more than is kept gets it.
+        // A call that needs more than the limit for kept blocks still gets it.
         scratch.reserve(&anchor, 5, 3 * BLOCK_ALIGN_BYTES).unwrap();
         assert_eq!(memories(), 4);
     }

@@ -12,7 +12,7 @@ use crate::rockchip::layout::WeightLayout;
 /// shapes and some M.
 const PART_OF_A_SHAPE: usize = 32;
 
-/// The runs of a core from one wait for the others to the next.
+/// The runs of a core between two waits for the other cores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wave {
     /// Chunks, counted from the first one of the core.
@@ -26,9 +26,9 @@ pub(super) struct Wave {
 /// One run of a wave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Step {
-    /// Number among the contexts of the shape.
+    /// The number of the context, among those of the shape.
     pub(super) context: usize,
-    /// Number among the results.
+    /// The number of the result, among those of the wave.
     pub(super) result: usize,
     /// The chunk, counted from the first one of the weights.
     pub(super) chunk: usize,

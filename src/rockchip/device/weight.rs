@@ -25,7 +25,7 @@ pub struct PackedWeights {
     pub(super) layout: WeightLayout,
     pub(super) blocks: Vec<MemoryView>,
     pub(super) scales: Vec<f32>,
-    /// Every scale is 1: FP16 rows as they were.
+    /// Every scale is 1: FP16 rows without a conversion.
     pub(super) unscaled: bool,
 }
 
@@ -55,8 +55,8 @@ impl WeightMemory {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Memory> {
-        // A panic while packing leaves bytes of one tensor unfinished, which its caller reports;
-        // the memory is fine.
+        // After a panic while packing, one tensor's bytes are unfinished, which the packing call
+        // reports. The memory itself is valid.
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

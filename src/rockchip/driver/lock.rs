@@ -5,9 +5,9 @@
 //!   are not alone.
 //! - A process has the *turn* while it is inside the library. Nothing of another process is made,
 //!   bound, run or freed meanwhile.
-//! - The next one waits in the *queue*, so that a process which gives its turn back does not get it
-//!   again before. A process that is alone does not look there, which halves the system calls of a
-//!   turn.
+//! - The next one waits in the *queue*, so that a process which ends its turn does not get the next
+//!   one before the waiting process. A process that is alone does not use the queue, which halves
+//!   the system calls of a turn.
 //!
 //! SOURCE: two processes that use I/O address spaces of the NPU at once corrupt each other or panic
 //! the kernel (rk-llama.cpp's README, igou-kubernetes#869).
@@ -35,22 +35,22 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// Pauses between two looks at a lock that another process has: the first, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_micros(500)];
 
-/// The time after which a process looks for others again: for so long it may get the turn before a
-/// new one that waits.
+/// Interval at which a process checks for others. Within it, a process may get the turn before one
+/// that has just begun to wait.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The nodes that an NPU has.
 #[derive(Clone, Debug)]
 pub enum Nodes {
-    /// Those that the kernel shows.
+    /// The nodes that the kernel shows.
     Machine,
     /// A file in place of a node, for stand-ins of several processes.
     File(PathBuf),
-    /// None: the NPU is its process's alone.
+    /// No node: only this process uses the NPU.
     Private,
 }
 
-/// The place of a process at the NPU: its open nodes. Dropping it gives everything back.
+/// The place of a process at the NPU: its open nodes. Dropping it releases all locks.
 #[derive(Debug)]
 pub struct Seat {
     nodes: Vec<(PathBuf, File)>,
@@ -80,7 +80,7 @@ impl Seat {
             alone: Mutex::default(),
         };
         for (path, file) in &seat.nodes {
-            // It is only ever shared.
+            // This byte is only ever locked shared.
             node::share(file, SEAT).map_err(|error| busy(path, error.to_string()))?;
         }
         Ok(seat)
@@ -130,13 +130,13 @@ impl Seat {
     fn lock(&self, bytes: &[u16], patience: Duration) -> Result<()> {
         let mut wait = Wait::new(patience);
         let taken = bytes.iter().try_for_each(|&byte| {
-            // In the order of their names, so that two processes never wait for each other.
+            // Locked in the order of their names, so that two processes never wait for each other.
             (self.nodes.iter()).try_for_each(|(path, file)| wait.take(path, file, byte))
         });
         taken.inspect_err(|_| self.unlock(bytes))
     }
 
-    /// Gives the turn back.
+    /// Ends the turn.
     pub fn end_turn(&self) {
         self.unlock(&[TURN]);
     }
@@ -153,8 +153,7 @@ impl Seat {
 }
 
 impl Drop for Seat {
-    /// Closing the files alone would give nothing back while a process that was forked has them,
-    /// too.
+    /// Closing the files alone would release nothing while a forked process has them, too.
     fn drop(&mut self) {
         self.unlock(&[TURN, QUEUE, SEAT]);
     }
@@ -187,7 +186,7 @@ impl Wait {
                 Ok(false) => {}
                 Err(error) => return Err(busy(path, error.to_string())),
             }
-            // The kernel's own wait has no limit.
+            // The kernel's lock call waits without a limit, so the wait is a loop with a deadline.
             let begun = *self.begun.get_or_insert_with(Instant::now);
             if begun.elapsed() >= self.patience {
                 return Err(busy(path, self.holder(path)));
@@ -219,12 +218,12 @@ struct Places<'a> {
     /// Folder of device nodes.
     dev: &'a Path,
     mountinfo: &'a Path,
-    /// Folders for the file of a system without a node, the first that takes it.
+    /// Folders for the lock file of a system without a node; the first that accepts it is used.
     run: Vec<PathBuf>,
 }
 
 impl Places<'_> {
-    /// Those of this machine.
+    /// Returns the places of this machine.
     fn system() -> Self {
         let mut run = vec![PathBuf::from("/run/lock")];
         run.extend(std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from));
@@ -261,7 +260,7 @@ fn take(places: &Places) -> Result<Seat> {
     if nodes.is_empty() {
         return Seat::of(vec![lock_file(&places.run)?]);
     }
-    // A user may be in one of the groups of the nodes only, so each node that opens is locked.
+    // A user may have access to some of the nodes only, so every node that can be opened is locked.
     let mut opened = Vec::new();
     let mut refused = None;
     for node in &nodes {
@@ -319,7 +318,7 @@ fn open(path: &Path, how: fn(&mut OpenOptions) -> &mut OpenOptions) -> io::Resul
     how(File::options().read(true).write(true)).open(path)
 }
 
-/// Opens a file in the first of `folders` that has one or takes one.
+/// Opens the lock file in the first of `folders` that has one or accepts a new one.
 ///
 /// A file of another user is opened without `O_CREAT`, which the kernel refuses in a folder such as
 /// this (`fs.protected_regular`).
@@ -343,7 +342,7 @@ fn lock_file(folders: &[PathBuf]) -> Result<(PathBuf, File)> {
             ErrorKind::NotFound => created(),
             _ => Err(error),
         });
-        // Another process may have created it in between.
+        // Another process may have created the file in between.
         let file = file.or_else(|error| match error.kind() {
             ErrorKind::AlreadyExists => existing(),
             _ => Err(error),
@@ -372,7 +371,7 @@ fn mounted_as<'a>(mountinfo: &'a str, path: &Path) -> Option<&'a str> {
         let kind = right.split(' ').next()?;
         (path.starts_with(point)).then(|| (point.components().count(), kind))
     });
-    // If mounts cover each other, the last one is visible.
+    // If one mount covers another, the last one is visible.
     mounts.max_by_key(|(depth, _)| *depth).map(|(_, kind)| kind)
 }
 

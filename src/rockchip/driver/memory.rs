@@ -22,8 +22,8 @@ pub(super) struct TensorMemory {
     bytes: usize,
 }
 
-// SAFETY: the library has no thread of its own for a memory; it is called by one thread at a time
-// (`Rknn::alone`), but for runs.
+// SAFETY: a memory object is bound to no thread of the library; except for runs, one thread at a
+// time calls the library (`Rknn::alone`).
 unsafe impl Send for TensorMemory {}
 // SAFETY: as for Send; the mapped bytes are only reached through `Memory`.
 unsafe impl Sync for TensorMemory {}
@@ -86,8 +86,8 @@ impl Memory {
         )?)))
     }
 
-    /// As [`Memory::new`], for results. Lines of it that the kernel's zeros left in the CPU's cache
-    /// would be written back over them, so they are cleaned once.
+    /// As [`Memory::new`], for results. The CPU's cache may have lines with the kernel's zeros,
+    /// which would be written back over the results. So these lines are cleaned once.
     ///
     /// # Errors
     /// `OutOfMemory`, or `Vendor` for the cache operation.
@@ -128,7 +128,7 @@ impl Memory {
         })
     }
 
-    /// Returns the bytes, to read what was synced from the device.
+    /// Returns the bytes that were last synced from the device.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         let start = self.0.fields().virt_addr.cast::<u8>();
@@ -182,7 +182,7 @@ pub struct MemoryView {
 }
 
 impl MemoryView {
-    /// Returns its bytes in the memory that it is a part of.
+    /// Returns the view's bytes, as a range of the memory that it is a part of.
     #[must_use]
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.memory.bytes

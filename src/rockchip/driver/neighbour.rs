@@ -11,15 +11,15 @@ use super::lock;
 /// A process and a node that it has open.
 #[derive(Debug)]
 struct Neighbour {
-    /// Name and number, and a word if it is stopped.
+    /// Name and number, and a remark if the process is stopped.
     name: String,
     node: PathBuf,
-    /// Bytes of the nodes that it has locked.
+    /// The bytes of the node that the process has locked.
     locks: Vec<u16>,
 }
 
-/// Warns of each process beside this one that has the NPU open without our locks, as far as this
-/// user may see it.
+/// Warns of each other process that has the NPU open without our locks, as far as this user may see
+/// it.
 pub fn warn() {
     for process in strangers(Path::new("/proc"), &lock::npu_nodes()) {
         log::warn!(
@@ -45,14 +45,13 @@ pub(super) fn with_lock(nodes: &[PathBuf], byte: u16) -> Vec<String> {
     locked.map(|process| process.name).collect()
 }
 
-/// Returns the number of processes beside this one that have the NPU open, as far as this user may
-/// see them.
+/// Returns the number of other processes that have the NPU open, as far as this user may see them.
 #[must_use]
 pub fn count() -> usize {
     with_open(Path::new("/proc"), &lock::npu_nodes()).len()
 }
 
-/// Returns the processes but this one that have one of `nodes` open.
+/// Returns the other processes that have one of `nodes` open.
 fn with_open(proc: &Path, nodes: &[PathBuf]) -> Vec<Neighbour> {
     if nodes.is_empty() {
         return Vec::new();
@@ -66,7 +65,7 @@ fn with_open(proc: &Path, nodes: &[PathBuf]) -> Vec<Neighbour> {
     let open = |number: u32| {
         let folder = proc.join(number.to_string());
         let (mut node, mut locks) = (None, Vec::new());
-        // Those of other users cannot be read.
+        // Folders of other users' processes cannot be read, and are skipped.
         for file in fs::read_dir(folder.join("fd")).ok()?.flatten() {
             let Ok(target) = fs::read_link(file.path()) else {
                 continue;

@@ -24,7 +24,7 @@ pub fn file_limit() -> u64 {
     os::process::file_limit().unwrap_or(1024)
 }
 
-/// Most file descriptors that a context of the library takes.
+/// Most file descriptors that a context of the library needs.
 // SOURCE: librknnrt's own buffers and DRM handles, 3 to 4 for each context (estimate; not counted
 // on a board).
 pub const DESCRIPTORS_PER_CONTEXT: u64 = 4;
@@ -32,9 +32,11 @@ pub const DESCRIPTORS_PER_CONTEXT: u64 = 4;
 /// Returns the limit of open files of the process if it may not open `needed` more.
 #[must_use]
 pub fn file_limit_reached(needed: u64) -> Option<u64> {
-    // SOURCE: open(2): EMFILE is the process's limit; no other question counts every descriptor.
+    // SOURCE: open(2): EMFILE means the process's limit. Only opening files reveals how many
+    // descriptors are left.
     const EMFILE: i32 = 24;
-    // All at once: a call that failed has closed those that it got.
+    // All files are opened before any is closed; a call that failed has already closed those that
+    // it opened.
     let files: io::Result<Vec<File>> = (0..needed).map(|_| File::open("/dev/null")).collect();
     let error = files.err()?;
     let limit = os::process::file_limit().ok()?;

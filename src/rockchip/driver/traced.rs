@@ -29,8 +29,8 @@ trace::traced! {
     optional {}
 }
 
-/// Returns the shape that is asked for.
+/// Returns the requested shape.
 fn shape(info: *mut MatmulInfo) -> String {
-    // SAFETY: the caller hands the same pointer to the library, which reads the struct there.
+    // SAFETY: the caller passes the same pointer to the library, which reads the struct there.
     super::describe(unsafe { &*info })
 }

@@ -1,7 +1,7 @@
-//! The turn within this process: one thread at a time has it, as often as it asks, and gives it
-//! back as often.
+//! The turn within this process: one thread at a time has it, and may acquire it several times if
+//! it releases it as often.
 //!
-//! Nothing that is dropped can wait for ever: if another process does not give its turn back, it is
+//! A destructor must not wait for ever. If another process does not end its turn, the object is
 //! freed with the next turn.
 
 use std::marker::PhantomData;
@@ -19,27 +19,27 @@ use crate::error::Result;
 #[derive(Debug)]
 pub(super) struct Turns {
     nodes: Nodes,
-    /// The thread that has the turn, by [`this_thread`], or 0. A thread that reads itself has it;
-    /// all others must ask `state`.
+    /// The thread that has the turn, by [`this_thread`], or 0. A thread that reads its own number
+    /// has the turn; all others must lock `state`.
     thread: AtomicUsize,
-    /// Times that it has the turn, which only it reads.
+    /// Number of turns that the thread has begun and not ended; only that thread reads it.
     depth: AtomicUsize,
     state: Mutex<Holder>,
-    /// The thread that had the turn has given it back.
+    /// Notified when the thread has ended its turn.
     given_back: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Holder {
-    /// There is none while nothing of the NPU is open.
+    /// The seat; there is none while nothing of the NPU is open.
     seat: Option<Arc<Seat>>,
     /// A thread has the turn, or waits for other processes.
     is_taken: bool,
-    /// Other threads that wait for it.
+    /// Other threads that wait for the turn.
     waiting: usize,
-    /// The seat ends with the turn.
+    /// The seat is released with the turn.
     leaves: bool,
-    /// The last wait for other processes has met its limit.
+    /// The last wait for other processes has reached its limit.
     refused: bool,
 }
 
@@ -64,7 +64,7 @@ impl Turns {
     /// did not have it.
     ///
     /// # Errors
-    /// `Busy` if other processes did not give it back in `patience`.
+    /// `Busy` if other processes did not end their turns within `patience`.
     pub(super) fn begin(&self, patience: Duration) -> Result<bool> {
         let this = this_thread();
         if self.thread.load(Ordering::Relaxed) == this {
@@ -118,13 +118,13 @@ impl Turns {
         state.is_taken = false;
         let waiting = state.waiting;
         drop(state);
-        // A system call, which a thread alone is spared.
+        // Notifying is a system call, so it is skipped if no thread waits.
         if waiting > 0 {
             self.given_back.notify_one();
         }
     }
 
-    /// Gives the seat back together with the turn.
+    /// Releases the seat together with the turn.
     pub(super) fn leave(&self) {
         self.lock().leaves = true;
     }
@@ -134,23 +134,24 @@ impl Turns {
         self.lock().seat.clone()
     }
 
-    /// Returns `true` if the last wait for other processes has met its limit.
+    /// Returns `true` if the last wait for other processes has reached its limit.
     pub(super) fn was_refused(&self) -> bool {
         self.lock().refused
     }
 
     fn lock(&self) -> MutexGuard<'_, Holder> {
-        // Nothing in here panics half-way through a change.
+        // No code under this lock can panic half-way through a change, so a poisoned lock is still
+        // consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Time in which no other process, and no other thread, makes, binds, runs or frees anything of the
+/// Time in which no other process and no other thread makes, binds, runs or frees anything of the
 /// NPU.
 #[derive(Debug)]
 pub struct Turn<'a> {
     rknn: &'a Rknn,
-    /// A turn is that of its thread.
+    /// A turn must stay in the thread that began it.
     _not_send: PhantomData<MutexGuard<'static, ()>>,
 }
 
@@ -163,7 +164,7 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Gives the place at the NPU back with the turn. Nothing of it may be open.
+    /// Releases the place at the NPU with the turn. Nothing of the NPU may be open.
     pub fn leave(&self) {
         self.rknn.turns.leave();
     }
@@ -178,31 +179,33 @@ impl Drop for Turn<'_> {
 /// An object of the library.
 #[derive(Debug)]
 pub(super) enum Leftover {
-    /// Of a shape.
+    /// A context, with its shape.
     Context(MatmulCtx, MatmulInfo),
-    /// Of as many bytes.
+    /// Memory, with its number of bytes.
     Memory(MatmulCtx, *mut TensorMem, usize),
 }
 
-// SAFETY: the library has no thread of its own for an object; it is called by one thread at a time
+// SAFETY: the object is bound to no thread of the library; one thread at a time calls the library
 // (`Rknn::alone`).
 unsafe impl Send for Leftover {}
 
 impl Rknn {
-    /// Takes the turn for this thread, which keeps other processes and other threads out of the
-    /// library. Each wait for other processes has a limit. A thread that has the turn may take it
-    /// again.
+    /// Acquires the turn for this thread, which keeps other processes and other threads out of the
+    /// library. Each wait for other processes has a limit. A thread that has the turn may acquire
+    /// it again.
     ///
-    /// A thread that waits for the turn must hold no lock that one with the turn asks for.
+    /// A thread that waits for the turn must not hold a lock that the thread with the turn may wait
+    /// for.
     ///
     /// # Errors
-    /// `Busy` if another process did not give it back in time, or if no node of the NPU can be
+    /// `Busy` if another process did not end its turn in time, or if no node of the NPU can be
     /// opened.
     pub fn turn(&self) -> Result<Turn<'_>> {
         self.turn_within(self.patience)
     }
 
-    /// Takes the turn to free something. After a wait that met its limit, others do not wait.
+    /// Begins a turn to free something. After a wait that reached its limit, further calls do not
+    /// wait.
     #[must_use]
     pub fn turn_to_free(&self) -> Option<Turn<'_>> {
         let was_refused = self.turns.was_refused();
@@ -233,7 +236,8 @@ impl Rknn {
     }
 
     fn leftovers(&self) -> MutexGuard<'_, Vec<Leftover>> {
-        // Nothing in here panics half-way through a change.
+        // No code under this lock can panic half-way through a change, so a poisoned lock is still
+        // consistent.
         (self.leftovers.lock()).unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -57,7 +57,7 @@ impl WeightLayout {
             let at = self.block_offset(segment) + group * group_bytes;
             let set = if self.scale_sets() == 1 { 0 } else { segment };
             let scales = &scales[self.chunk_scales(0, 0, set)][group * b.gn..];
-            // Padding after K is whole tiles at the end of the group.
+            // The end of the group is padding of K, which consists of whole tiles.
             let bytes = &packed[at..][..group_bytes];
             let values: Vec<f32> = match self.precision {
                 Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide => {

@@ -45,7 +45,7 @@ impl Attention {
     /// Plans a node.
     ///
     /// # Errors
-    /// The reason why the device cannot compute it.
+    /// The reason why the device cannot compute the operation.
     pub fn new(operation: &Operation) -> Result<Self, Refusal> {
         let [Some(q), Some(k), Some(v), mask, sinks, ..] = &operation.src else {
             return Err("an operand of attention is missing");
@@ -110,8 +110,8 @@ impl Attention {
         self.shared() * self.queries
     }
 
-    /// Returns the M of products: so many that all cores have rows, but not fewer than a call takes
-    /// in the time of one.
+    /// Returns the M of products: such that all cores have rows, but at least as many as a call
+    /// computes in the time of one.
     #[must_use]
     pub fn bucket(&self, caps: &RkCaps, buckets: Buckets) -> usize {
         let rows = self.rows();
@@ -121,8 +121,8 @@ impl Attention {
         buckets.at_least(wanted).unwrap_or(largest)
     }
 
-    /// Divides the cells into ranges for one product each, with the cells of the product. Products
-    /// of whole ranges are alike, so there are at most two shapes.
+    /// Divides the cells into ranges for one product each, with the cells of the product. All
+    /// products of complete ranges have one shape, so there are at most two shapes.
     #[must_use]
     pub fn ranges(&self) -> Vec<(Range<usize>, usize)> {
         (0..self.cells)
@@ -152,8 +152,8 @@ impl Attention {
         }
     }
 
-    /// Returns `true` if the NPU is faster than the CPU by the cost table, as if all cells were
-    /// visible.
+    /// Returns `true` if the NPU is faster than the CPU by the cost table. All cells are assumed to
+    /// be visible.
     #[must_use]
     pub fn pays(&self, caps: &RkCaps) -> bool {
         self.queries >= FEW_ROWS && self.npu_ns(caps) < self.cpu_ns(caps)
@@ -167,7 +167,7 @@ impl Attention {
         2.0 * self.rows() as f32 * cells as f32 * (dk + dv) as f32
     }
 
-    /// Returns the nanoseconds that the CPU takes.
+    /// Returns the CPU's time in nanoseconds.
     #[must_use]
     pub fn cpu_ns(&self, caps: &RkCaps) -> f32 {
         // CAST: rounding changes no decision.
@@ -175,7 +175,7 @@ impl Attention {
         heads * self.operations(self.cells) / caps.attention.cpu_ops_per_ns
     }
 
-    /// Returns the nanoseconds that the NPU takes, with the CPU's stages.
+    /// Returns the NPU's time in nanoseconds, including the CPU's stages.
     #[must_use]
     pub fn npu_ns(&self, caps: &RkCaps) -> f32 {
         let ranges = self.ranges();
@@ -192,7 +192,8 @@ impl Attention {
     }
 }
 
-/// Returns the cells of a product for `cells`: `2^i` or `3 · 2^i`, so that contexts are few.
+/// Returns the number of cells of a product for `cells`: `2^i` or `3 · 2^i`, so that few contexts
+/// are needed.
 fn padded_cells(cells: usize) -> usize {
     let power = cells.next_power_of_two().max(caps::CELLS_ALIGN);
     let between = power / 4 * 3;

@@ -1,6 +1,5 @@
 //! Division of M rows into calls. Contexts exist for powers of two only: rows are padded, or split
-//! over several calls. A power of two that the device computes wrong is left out, and other ones
-//! are used for its rows.
+//! over several calls. A power of two that the device computes wrong is not used.
 
 use crate::rockchip::caps::{
     ACTIVATION_BYTES, CALL_RESULT_BYTES, CallCost, MAX_RESULTS, Precision,
@@ -35,7 +34,7 @@ impl Buckets {
         bits: (1 << (M_BUCKET_MAX.ilog2() + 1)) - 1,
     };
 
-    /// Returns all of these but one.
+    /// Returns these sizes without `bucket`.
     #[must_use]
     pub fn without(self, bucket: usize) -> Self {
         Self {
@@ -49,14 +48,15 @@ impl Buckets {
         bucket.is_power_of_two() && self.bits & bit(bucket) != 0
     }
 
-    /// Returns those whose double is there, too: M for rows that take two of a call's.
+    /// Returns the buckets whose double is also a bucket: the values of M for activations that need
+    /// two rows of a call each.
     fn halves(self) -> Self {
         Self {
             bits: self.bits >> 1,
         }
     }
 
-    /// Returns those of at most `most`.
+    /// Returns the sizes that are at most `most`.
     fn up_to(self, most: usize) -> Self {
         let largest = most.clamp(1, M_BUCKET_MAX).ilog2();
         Self {
@@ -70,7 +70,7 @@ impl Buckets {
         self.at_most(M_BUCKET_MAX).unwrap_or(M_BUCKET_MAX)
     }
 
-    /// Returns the smallest M that takes `rows`.
+    /// Returns the smallest M for `rows`.
     #[must_use]
     pub fn at_least(self, rows: usize) -> Option<usize> {
         (0..=M_BUCKET_MAX.ilog2())
@@ -91,8 +91,8 @@ fn bit(bucket: usize) -> u16 {
     1u16.checked_shl(bucket.ilog2()).unwrap_or(0)
 }
 
-/// Returns the most rows of a call: those whose results, of one block and of all cores and
-/// segments, may be there at a time, and whose activations may be.
+/// Returns the most rows of a call for which there is memory: for the results of all cores and
+/// segments and of one block, and for the activations.
 fn most_rows(layout: &WeightLayout) -> usize {
     let rows = M_BUCKET_MAX * layout.precision.rows();
     let cores = layout.chunks.div_ceil(layout.chunks_per_core);
@@ -104,7 +104,7 @@ fn most_rows(layout: &WeightLayout) -> usize {
         .min(fit(activations, ACTIVATION_BYTES))
 }
 
-/// Returns the most rows of one column and call, times the columns.
+/// Returns the product of the most rows of one call and the columns.
 fn most_sums(layout: &WeightLayout) -> usize {
     if layout.precision == Precision::Int8Wide {
         MAX_RESULTS / layout.precision.rows()
@@ -126,13 +126,14 @@ pub struct Bucketing {
 }
 
 impl Bucketing {
-    /// For the blocks of a weight. All blocks are alike, so one stands for them all.
+    /// Returns the bucketing for the blocks of a weight. All blocks have the same size.
     #[must_use]
     pub fn new(cost: &CallCost, layout: &WeightLayout, buckets: Buckets) -> Self {
         // CAST: rounding changes no choice that matters.
         let elements = (layout.segment_k * layout.chunk_n) as f32;
         let rows = layout.precision.rows() as f32;
-        // Buckets of INT8 were tested with the rows of calls.
+        // `Int8Wide` sends two rows for each row of activations, so its buckets are half as large
+        // as the tested ones of INT8.
         let buckets = if layout.precision == Precision::Int8Wide {
             buckets.halves()
         } else {
@@ -153,8 +154,8 @@ impl Bucketing {
         call + weights.max(rows)
     }
 
-    /// Returns the nanoseconds that one call with M = `bucket` takes as such, for reading the
-    /// weights and for computing the rows; the last two pass together.
+    /// Returns three times of a call with M = `bucket`, in nanoseconds: its fixed cost, reading the
+    /// weights, and computing the rows. The last two overlap.
     #[must_use]
     pub fn parts(&self, bucket: usize) -> [f32; 3] {
         [self.call_ns, self.weights_ns, bucket as f32 * self.row_ns]
@@ -176,8 +177,8 @@ impl Bucketing {
         let Some(down) = self.buckets.at_most(rows) else {
             return (padded, whole);
         };
-        // Each step removes the largest bucket that fits, so this ends after about as many steps as
-        // M has digits.
+        // Each step subtracts the largest bucket that fits, so the depth is about the number of
+        // binary digits of M.
         let (rest, _) = self.best(rows - down);
         let split = self.cost(down) + rest;
         if padded <= split {
@@ -186,9 +187,9 @@ impl Bucketing {
         (split, piece(down, down))
     }
 
-    /// Divides `m` rows into calls: as many of the largest as possible, then for the rest the
-    /// cheaper of one padded call, and of the largest power of two followed by the division of the
-    /// remainder (72 = 64 + 8).
+    /// Divides `m` rows into calls: as many of the largest M as possible. The rest becomes one
+    /// padded call, or a call of the largest power of two and further calls for the remainder (72 =
+    /// 64 + 8), whichever is cheaper.
     pub fn pieces(self, m: usize) -> impl Iterator<Item = MPiece> {
         let mut first = 0;
         let largest = self.buckets.largest();
@@ -220,8 +221,9 @@ mod tests {
         buckets.iter().map(|bucket| costs.cost(*bucket)).sum()
     }
 
-    /// Returns the costs of every chip, arithmetic and some sizes, and made-up ones from no
-    /// overhead to nothing else.
+    /// Returns the costs of some weights on every chip and in every arithmetic. Also returns
+    /// made-up costs: those without overhead, those that are nothing but overhead, and some
+    /// between.
     fn tables() -> Vec<Bucketing> {
         let of = |caps: &RkCaps, choice, ne| {
             let layout = WeightLayout::new(caps, Some(choice), DType::F16, ne)?;
@@ -338,7 +340,7 @@ mod tests {
     #[test]
     fn calls_of_long_rows_have_few_rows() {
         let caps = &crate::rockchip::caps::RK3588;
-        // 256 rows of activations are 64 MiB.
+        // 256 rows of these activations have 64 MiB.
         let layout = WeightLayout::new(caps, Some(Choice::Fp16), DType::F16, [131_072, 256, 1, 1]);
         let costs = Bucketing::new(&caps.cost, &layout.unwrap(), Buckets::ALL);
         assert_eq!(buckets(costs, 512), [256, 256]);
@@ -348,7 +350,7 @@ mod tests {
     fn operands_of_a_call_fit_beside_the_weights_of_an_address_space() {
         for caps in ALL {
             for choice in [Choice::Fp16, Choice::Int8, Choice::Int8Wide, Choice::Int4] {
-                // Llama 8B, Qwen2.5 7B, and the longest rows.
+                // The shapes of Llama 8B and Qwen2.5 7B, and the longest rows.
                 for ne in [
                     [14336, 4096],
                     [4096, 14336],
@@ -375,7 +377,7 @@ mod tests {
 
     #[test]
     fn never_worse_by_the_table_than_all_padded_or_all_split() {
-        // Wide chunks have no calls of 512 rows.
+        // Wide chunks have no bucket of 512 rows, so they are skipped.
         let all = |costs: &Bucketing| costs.buckets == Buckets::ALL;
         for costs in tables().into_iter().filter(all) {
             for m in 1..1100 {
@@ -393,7 +395,7 @@ mod tests {
                 );
                 assert_eq!(split.iter().sum::<usize>(), m);
                 let have = total(costs, &buckets(costs, m));
-                // Sums in another order may differ in the last digit.
+                // Adding in another order may change the last digit.
                 let limit = total(costs, &padded).min(total(costs, &split)) * 1.000_01;
                 assert!(have <= limit, "M={m} {costs:?}: {have} > {limit}");
             }
@@ -412,7 +414,7 @@ mod tests {
         assert_eq!(buckets(costs(5.0, 9.0), 600), [512, 64, 16, 8]);
         assert_eq!(buckets(costs(40.0, 100.0), 72), [128]);
         assert_eq!(buckets(costs(40.0, 100.0), 600), [512, 128]);
-        // Rows are computed while weights are read.
+        // Rows are computed at the same time as weights are read.
         assert!((costs(5.0, 9.0).cost(8) - 14.0).abs() < 1e-6);
         assert!((costs(5.0, 9.0).cost(64) - 69.0).abs() < 1e-6);
     }
@@ -423,7 +425,7 @@ mod tests {
         let caps = &crate::rockchip::caps::RK3588;
         let layout = WeightLayout::new(caps, Some(Choice::Int8), DType::F16, ne).unwrap();
         let costs = Bucketing::new(&caps.cost, &layout, Buckets::ALL);
-        // 1800 ops/ns against 8.87 bytes/ns: the weights take as long as 101 rows.
+        // 1800 ops/ns and 8.87 bytes/ns: reading the weights takes as long as computing 101 rows.
         assert_eq!(buckets(costs, 33), [64]);
         assert_eq!(buckets(costs, 72), [128]);
         assert_eq!(buckets(costs, 130), [128, 2]);

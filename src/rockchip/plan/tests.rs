@@ -37,7 +37,8 @@ fn few_rows_are_left_to_the_cpu_where_it_can_read_the_weights() {
             };
             prefers_cpu(&target, &operation)
         };
-        // Planes are not rows, and slots are not tokens.
+        // For MUL_MAT, planes are not counted as rows; for MUL_MAT_ID, slots are not counted as
+        // tokens.
         let planes = |place| {
             let act = host(DType::F32, [64, m, 4, 3]);
             prefers_cpu(Op::MulMat, [32, m, 4, 3], &[weights(place), act])

@@ -1,4 +1,4 @@
-//! FLASH_ATTN_EXT: walks sequences and heads of keys and values, and finds the rows of each.
+//! FLASH_ATTN_EXT: goes through sequences and heads of keys and values, and finds the rows of each.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -73,7 +73,8 @@ struct Head<'a> {
     sinks: Option<Operand<'a>>,
     /// For each cell, whether a row sees it; `None` if all do.
     seen: Option<Cow<'a, [bool]>>,
-    /// The head of keys and values, the sequence of queries, and that of keys and values.
+    /// Indices: the head of keys and values, the sequence of queries, and the sequence of keys and
+    /// values.
     at: [usize; 3],
 }
 
@@ -150,8 +151,9 @@ impl RkDevice {
         }
     }
 
-    /// Returns `true` if attention that is faster on the NPU can be computed there. What it needs
-    /// is made now, because the CPU computes what has no room, or what the library does not take.
+    /// Returns `true` if attention that is faster on the NPU can be computed there. Everything it
+    /// needs is created now, so that the CPU computes attention if there is no room or the library
+    /// refuses the shape.
     pub(in crate::rockchip) fn has_room_for(&self, operation: &Operation) -> bool {
         let Ok(plan) = Attention::new(operation) else {
             return false;
@@ -165,12 +167,12 @@ impl RkDevice {
                 self.leave_attention(&error);
                 false
             }
-            // Another error shows when the node is computed.
+            // Any other error is reported when the node is computed.
             _ => true,
         }
     }
 
-    /// Returns `true` if the device goes on with products after an error of attention.
+    /// Returns `true` if the device continues with products after an error of attention.
     fn is_of_attention(&self, error: &Error) -> bool {
         !self.npu.is_lost() && !matches!(error, Error::Busy { .. })
     }
@@ -223,7 +225,7 @@ impl RkDevice {
         Ok(times)
     }
 
-    /// Computes a head on the NPU, or on the CPU if that fails and the device goes on without
+    /// Computes a head on the NPU, or on the CPU if that fails and the device continues without
     /// attention.
     fn head(
         &self,

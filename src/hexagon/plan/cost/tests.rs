@@ -54,7 +54,7 @@ fn packets_are_the_counted_ones() {
             check(format!("{kind} dequantize_{name}"), have, 1.0);
         }
         if arch < 73 {
-            // Other operations have the figures of V79, which has qfloat, too.
+            // Other operations use the figures of V79, which also computes in qfloat.
             continue;
         }
         let of = |name: &str| counted(&format!("{kind} {name}"));
@@ -140,7 +140,7 @@ fn the_kernel_with_fewer_packets_is_picked() {
         of(WeightType::Q4_0, ActivationBits::Sixteen),
         Dots::TwoDigits
     );
-    // Two rows of dot products take longer than tiles.
+    // For this type, two rows of dot products take longer than tiles.
     assert_eq!(of(WeightType::Q3K, ActivationBits::Sixteen), Dots::None);
 }
 
@@ -154,7 +154,7 @@ fn sixteen_bits_are_the_choice_where_they_cost_nothing() {
         dots(75, &rates, threads, weight, ActivationBits::Auto)
     };
     let usual = FITTED.packets_per_us;
-    // Four threads wait for the weights of most types, one thread is slower than memory.
+    // For most types four threads wait for memory, and one thread is slower than memory.
     for weight in [
         WeightType::Q4_0,
         WeightType::Q8_0,
@@ -165,10 +165,12 @@ fn sixteen_bits_are_the_choice_where_they_cost_nothing() {
         assert_eq!(auto(usual / 4.0, 4, weight), Dots::TwoRows, "{weight:?}");
     }
     assert_eq!(auto(usual, 1, WeightType::Q4_0), Dots::TwoRows);
-    // The second digit takes long in this type, which only fast threads hide.
+    // This type's second pass over 16-bit activations is expensive: only on fast threads does it
+    // not delay memory reads.
     assert_eq!(auto(usual, 4, WeightType::Q5K), Dots::TwoRows);
     assert_eq!(auto(2.0 * usual, 4, WeightType::Q5K), Dots::TwoDigits);
-    // Fewer bits of weights to wait for; two rows take longer than tiles.
+    // This type has fewer bits to read, so there is less waiting to hide in; two rows take longer
+    // than tiles.
     assert_eq!(auto(usual, 4, WeightType::Q2K), Dots::OneRow);
     for caps in &crate::hexagon::caps::ALL {
         for threads in [1, 2, 4, 8] {
@@ -203,21 +205,22 @@ fn an_attention_reads_its_cache_once_and_the_slowest_part_counts() {
     let cost = attention(75, &body);
     let packets = |arch, body: &wire::Attention| attention(arch, body).other_packets;
     let near = |have: f64, want: f64| (have / want - 1.0).abs() < 1e-9;
-    // Three heads of 256 positions: each of 11.78 packets, and 96 scores of 1.2.
+    // Three heads of 256 positions: each position costs 11.78 packets, and its 96 scores 1.2
+    // packets each.
     assert!(near(cost.other_packets, 97_520.64), "{cost:?}");
     assert!(near(packets(79, &body), 114_670.08));
-    // Two sequences in which a head has the same rows.
+    // Two sequences, in which each head has the same number of rows.
     let mut two = body;
     two.q.ne[3] = 2;
     assert!(near(packets(75, &two), 2.0 * 97_520.64));
-    // Half as much again of keys and values.
+    // Half as many keys and values again.
     let mut longer = body;
     longer.v.ne[0] = 97;
     assert!(near(packets(75, &longer), 768.0 * (1.5 * 11.78 + 115.2)));
     let halves = 64 * 256 * 3;
     let want = 2 * 4 * 64 * 32 * 9 + 2 * halves + halves / 32 * 34;
     assert_eq!(cost.other_bytes, want);
-    // Nine tiles of query rows, eight of positions, two each of keys and values.
+    // Nine tiles of query rows and eight of positions, with two tiles each of keys and values.
     assert_eq!(cost.tile_products, 9 * 8 * 4);
     let caps = crate::hexagon::caps::by_arch(75).unwrap();
     let memory_bound = cost.microseconds(&caps.rates, 1000);
@@ -228,14 +231,13 @@ fn an_attention_reads_its_cache_once_and_the_slowest_part_counts() {
     };
     assert!(busy.microseconds(&caps.rates, 1) > memory_bound);
     assert!(cost.other_packets > 0.0);
-    // One query: as many tiles for each head of keys, and rows that are not there cost no
-    // packets.
+    // A single query needs as many tiles for each head of keys, but missing rows cost no packets.
     let mut one = body;
     one.q.ne[1] = 1;
     let one = attention(75, &one);
     assert_eq!(one.tile_products, 3 * 8 * 4);
     assert!(one.other_packets < cost.other_packets / 2.0);
-    // Values that FP16 might not hold are computed without the matrix unit.
+    // Values that may overflow FP16 are computed without the matrix unit.
     let mut wide = body;
     wide.k.dtype = wire::TYPE_F32;
     let wide = attention(75, &wide);
@@ -312,8 +314,8 @@ fn products_cost_their_tiles_bytes_and_rows() {
     };
     let one = [1, 1];
     let (all, half) = (8 << 20, 512 << 10);
-    // 864 tiles of 576 bytes; 8.75 packets each for a row, 16.75 for two, 18.47 + 5.2 on the matrix
-    // unit.
+    // 864 tiles of 576 bytes. A tile costs 8.75 packets for one row, 16.75 for two, and 18.47 + 5.2
+    // on the matrix unit.
     let bytes = 497_664;
     for (what, have, packets, bytes, tile_products) in [
         (
@@ -351,7 +353,7 @@ fn products_cost_their_tiles_bytes_and_rows() {
             [bytes, 278_784],
             1728,
         ),
-        // 256 rows at a time.
+        // 256 rows fit at a time.
         (
             "1024 rows",
             cost(1024, one, [1, 1], Dots::TwoRows, half),
@@ -418,7 +420,8 @@ fn products_cost_their_tiles_bytes_and_rows() {
 #[test]
 fn operations_cost_the_elements_that_they_touch() {
     use wire::{TYPE_F16, TYPE_F32, TYPE_I32, TYPE_I64, TYPE_NONE, TYPE_Q4_K, TYPE_Q8_0};
-    // Steps of a row are those of a transposed tensor: nothing depends on them.
+    // A row's strides are those of a transposed tensor, because the cost must not depend on
+    // strides.
     let tensor = |dtype, ne: [u32; 4]| wire::Tensor {
         buffer: 0,
         dtype,
@@ -463,7 +466,7 @@ fn operations_cost_the_elements_that_they_touch() {
             [0.0, 0.0],
             2304,
         ),
-        // Five rows of a table of a thousand, and five of a cache.
+        // Five rows out of a table of a thousand rows, and five rows of a cache.
         (
             "rows of a table",
             wire::KERNEL_GET_ROWS,

@@ -1,4 +1,4 @@
-//! A product and what its results are combined with.
+//! A product, combined with the operation that follows it.
 
 use hexagon_ops::wire::{self, MatMul, RowsF32, TensorOp};
 
@@ -24,7 +24,7 @@ pub fn fuse_product(product: &MatMul, second: &TensorOp) -> Option<MatMul> {
         |tensor: &wire::Tensor| tensor.ne == ne && rows_of(tensor, product.m) == Some(product.dst);
     let (other, swapped) = match (is_product(a), is_product(b)) {
         (true, false) => (b, 0),
-        // The gate may come first, and be the factor of the second product.
+        // The gate may come first, and then be the factor of the second product.
         (false, true) if a.ne == ne => (a, u32::from(gates)),
         _ => return None,
     };
@@ -59,8 +59,8 @@ fn rows_of(tensor: &wire::Tensor, m: u32) -> Option<RowsF32> {
     })
 }
 
-/// Returns `true` if the result shares nothing with the activations, and all of its memory or
-/// nothing with the other operand.
+/// Returns `true` if the result does not overlap the activations, and if it is either in the same
+/// place as the other operand or does not overlap that either.
 fn product_is_apart(fused: &MatMul) -> bool {
     let row = |rows: &RowsF32, elems: u32| {
         let reach = rows.strides[0].saturating_mul(u64::from(fused.m.saturating_sub(1)));
@@ -145,7 +145,7 @@ mod tests {
             (wire::KERNEL_ADD, x, rows(SIDE, 1), SUM, SIDE, 0),
             (wire::KERNEL_SWIGLU, x, side, SUM, SIDE, 192),
             (wire::KERNEL_SWIGLU, side, x, SUM, SIDE, 192),
-            // In place of either.
+            // The result may replace either operand in place.
             (wire::KERNEL_GEGLU, x, side, PRODUCT, SIDE, 192),
             (wire::KERNEL_ADD, x, side, SIDE, SIDE, 192),
         ];
@@ -163,7 +163,7 @@ mod tests {
                 ..fused
             };
             assert_eq!(rest, product());
-            // Only one thing is done with the results.
+            // Only one operation can be combined with a product.
             assert_eq!(
                 fuse_product(&fused, &then(kernel, rows(SUM, M), rows(dst, M), b)),
                 None
@@ -211,7 +211,7 @@ mod tests {
             ("over part of the other operand", |_, op| {
                 op.dst.offset = SIDE + 192;
             }),
-            // The other operand ends 64 bytes behind the start of its last row.
+            // The other operand ends 64 bytes after the start of its last row.
             ("over its end", |_, op| {
                 op.dst.offset = SIDE + u64::from(M - 1) * 192 + 64;
             }),

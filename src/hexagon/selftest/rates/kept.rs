@@ -14,7 +14,7 @@ use hexagon_ops::wire::Power;
 
 use crate::hexagon::caps::HexRates;
 
-/// The owner of rates: a session with other threads or other clocks has others.
+/// The identity of measured rates: a session with other threads or other clocks has other rates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key(String);
 
@@ -27,7 +27,7 @@ impl Key {
     }
 }
 
-/// Returns the file of this user; `None` if there is no folder for it.
+/// Returns the file of this user; `None` if the user has no folder for it.
 #[must_use]
 pub fn file() -> Option<PathBuf> {
     let folder = |name| {
@@ -38,7 +38,7 @@ pub fn file() -> Option<PathBuf> {
     Some(cache.join("ggml-rust-npu").join("rates"))
 }
 
-/// Returns the kept rates, beside those of `others` that are not measured.
+/// Returns the kept rates, and those of `others` for rates that are not measured.
 #[must_use]
 pub fn read(file: &Path, key: &Key, others: HexRates) -> Option<HexRates> {
     let text = fs::read_to_string(file).ok()?;
@@ -59,7 +59,7 @@ pub fn read(file: &Path, key: &Key, others: HexRates) -> Option<HexRates> {
 /// Keeps rates in place of those of the same key.
 ///
 /// # Errors
-/// The system's, if the file cannot be written; it is unchanged then.
+/// An error of the system, if the file cannot be written; it is unchanged then.
 pub fn write(file: &Path, key: &Key, rates: &HexRates) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;

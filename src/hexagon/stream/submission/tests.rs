@@ -82,7 +82,7 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
         dtype: DType::F16,
         ..row(Role::State)
     };
-    // Whether all of the result is invalidated, and whether its rows are.
+    // Returns two flags: whether the whole result is invalidated, and whether its rows are.
     let shown = |op, dst: Tensor<'static>, numbers, buffer: &HexBuffer| {
         let operation = Operation {
             op,
@@ -114,9 +114,9 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
         (Op::Rope, cache, known, &shared, (true, false)),
         (Op::Rope, row(Role::Weights), known, &shared, (false, false)),
         (Op::Cpy, f16, known, &shared, (true, false)),
-        // The states of a recurrence.
+        // Recurrent states.
         (Op::Cpy, cache, known, &shared, (false, false)),
-        // A sequence that begins clears its state.
+        // A new sequence clears its state.
         (Op::Scale, cache, known, &shared, (true, false)),
     ] {
         let what = format!("{op:?} of {:?} {:?}", dst.role, dst.dtype);
@@ -124,7 +124,8 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
     }
 }
 
-/// llama-eval-callback printed a state of a recurrence as it had been when it was printed first.
+/// Regression: llama-eval-callback printed a state of a recurrence as it had been when it was
+/// printed first.
 #[test]
 fn a_state_that_the_dsp_computed_is_shown_to_who_looks_at_nodes() {
     let device = HexDevice::of_tests();
@@ -177,8 +178,8 @@ fn a_state_that_the_cpu_computed_tells_that_it_uses_the_buffer() {
             let [named] = &submission.named[..] else {
                 panic!("one buffer is named")
             };
-            // An earlier command of the submission may have copied another row, which was not noted
-            // then.
+            // Everything is invalidated, because an earlier command of the submission may have
+            // copied another row without recording it.
             let want = [256..272, 0..4096].map(|range| vec![range]);
             let ranges = [&named.inputs, &named.results].map(|it| it.iter().collect::<Vec<_>>());
             assert_eq!(ranges, want, "{what}");

@@ -1,4 +1,4 @@
-//! Attention of one head on the CPU, in FP32: what the NPU was to compute and could not.
+//! Attention of one head on the CPU, in FP32: used when the NPU fails to compute it.
 
 use task_pool::chunks;
 
@@ -7,8 +7,8 @@ use crate::rockchip::device::RkNpu;
 use rknpu_ops::attention::Merger;
 
 impl RkNpu {
-    /// Computes what [`Self::attend`] does without the NPU. It is slow: ggml's CPU backend computes
-    /// the nodes that follow.
+    /// Computes the same as [`Self::attend`], without the NPU. It is slow: ggml's CPU backend
+    /// computes the nodes that follow.
     ///
     /// - `cells`: the number of cells
     /// - `out`: `sizes.rows` rows of `sizes.dv` elements

@@ -10,7 +10,7 @@ use task_pool::{Pool, chunks};
 
 use super::{Cache, HeadOperands, ROWS_PER_TASK};
 
-/// Exponent of the power of two below which larger magnitudes than FP16's are brought.
+/// Exponent of a power of two. Magnitudes beyond FP16's range are scaled to below it.
 const TARGET_EXPONENT: i32 = 15;
 
 /// Rows of one range of cells.
@@ -24,8 +24,7 @@ pub(super) struct CacheRows {
 }
 
 impl CacheRows {
-    /// Reads the rows of `cells`. Returns the factor that brings all of them into FP16's range, by
-    /// which they are multiplied.
+    /// Reads the rows of `cells`. Returns the factor that scales all of them into FP16's range.
     ///
     /// Cells that no query sees have whatever was in memory, so nothing of them is read.
     ///
@@ -42,7 +41,7 @@ impl CacheRows {
         if largest <= f16::MAX.to_f32() {
             return 1.0;
         }
-        // CAST: the exponent of a finite float has 8 bits.
+        // CAST: a finite float's exponent has 8 bits.
         let exponent = (largest.to_bits() >> 23).cast_signed() - 127;
         let factor = f32::from_bits((TARGET_EXPONENT - 1 - exponent + 127).cast_unsigned() << 23);
         self.convert(threads, operands, cache, cells, [width, padded], factor);

@@ -82,7 +82,7 @@ impl Maker<'_> {
     /// Makes a set and binds it.
     ///
     /// # Errors
-    /// That of the call which failed.
+    /// The error of the call that failed.
     pub(super) fn make(&self, shape: SetShape) -> Result<Set> {
         let SetShape { dk, dv, cells, .. } = shape;
         let keys = self.shared(self.native.b.bytes(dk, cells))?;
@@ -156,7 +156,7 @@ impl Set {
     /// Runs a product on the first `used` cores, and makes the results visible.
     ///
     /// # Errors
-    /// That of a call which failed.
+    /// The error of a call that failed.
     pub(super) fn run(
         &mut self,
         product: Product,

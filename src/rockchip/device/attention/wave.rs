@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::rockchip::caps::Precision;
 use crate::rockchip::driver::Memory;
 
-/// Rows of FP16 and what they become, kept from call to call.
+/// Rows of FP16 and their converted forms, kept from call to call.
 #[derive(Debug, Default)]
 pub(super) struct BlockScratch {
     halves: Vec<f16>,
@@ -45,7 +45,7 @@ pub(super) struct Wave<'a, 'c> {
 impl Wave<'_, '_> {
     /// Steps 2 to 6.
     ///
-    /// - `key_factor`, `value_factor`: what scores and sums are multiplied by
+    /// - `key_factor`, `value_factor`: factors of scores and sums
     /// - `mergers`, `out`: of all rows
     pub(super) fn run(
         &mut self,
@@ -170,7 +170,7 @@ impl Wave<'_, '_> {
             self.call.turn,
         )?;
         *self.ran += begun.elapsed();
-        // The first block is as long as any other one.
+        // No block is longer than the first one.
         let (shape, rows) = (self.shape.product(product), self.blocks[0].len());
         let proven = self.proven.get(&shape);
         if !self.call.proves || proven.is_some_and(|proven| *proven >= rows) {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::*;
 
-/// The variable that tells a child its folder.
+/// The variable with the folder for a child process.
 const FOLDER: &str = "NPU_TEST_LOCK_FOLDER";
 
 /// Lets one test at a time run: a child that another one starts has all descriptors of this program
@@ -95,8 +95,8 @@ fn the_turn_is_waited_for_while_another_process_has_it() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Without the queue, a process that computes without a pause has the turn again before one that
-/// waits sees it free.
+/// Without the queue, a process that computes without a pause gets the turn again before a waiting
+/// one notices that it is free.
 #[test]
 fn processes_that_want_the_turn_all_the_time_alternate() {
     let _turn = turn();
@@ -104,7 +104,7 @@ fn processes_that_want_the_turn_all_the_time_alternate() {
     with_node(&folder, "card1", "RKNPU");
     with_node(&folder, "renderD129", "RKNPU");
     let order = Mutex::new(Vec::new());
-    // The second one comes when the first one has been alone for a while.
+    // The second holder arrives after the first one was alone for a while.
     let start = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
         for process in 0..2 {
@@ -167,7 +167,7 @@ fn with_node(folder: &Path, name: &str, driver: &str) -> PathBuf {
     node
 }
 
-/// The child's part: takes the turn, says so, and keeps it until its input ends.
+/// The child's part: gets the turn, prints that it has it, and keeps it until its input ends.
 #[test]
 #[ignore = "a child of the other tests"]
 fn child() {
@@ -185,7 +185,7 @@ fn child() {
     }
 }
 
-/// A child and the line that it said.
+/// A child process and the line that it printed.
 struct Other {
     process: Child,
     _output: BufReader<ChildStdout>,
@@ -269,7 +269,7 @@ fn in_namespace(setup: &str) -> Option<Command> {
     }
     let exe = own_program()?;
     let mut command = Command::new("unshare");
-    // The path may have a space.
+    // The test program's path may contain a space.
     let script = format!("{setup}\nexec \"$0\" \"$@\"");
     command.args(["--mount", "sh", "-ec", &script]).arg(exe);
     Some(command)
@@ -313,7 +313,7 @@ fn only_nodes_of_the_npu_are_locked() {
     let taken = turn_in(&folder).unwrap();
     assert!(is_locked(&npu) && is_locked(&render) && !is_locked(&display));
     drop(taken);
-    // The driver without DRM.
+    // The vendor's driver without DRM.
     fs::remove_dir_all(folder.join("sys")).unwrap();
     let misc = folder.join("dev/rknpu");
     fs::write(&misc, "").unwrap();
@@ -340,7 +340,7 @@ fn a_second_user_and_root_after_a_user_get_the_npu_or_one_line() {
         assert!(second.said.contains("another process"), "{}", second.said);
         first.end();
         second.end();
-        // The files that the first user left do not prevent another one.
+        // Files left by the first user do not stop another user.
         drop(turn_in(&folder).unwrap());
         let second = Other::start(as_user(12346).unwrap(), &folder);
         assert!(second.said.contains("TAKEN"), "{}", second.said);
@@ -409,9 +409,9 @@ fn without_a_folder_for_the_lock_there_is_one_clear_line() {
         text.contains("nowhere") && text.contains("No such file"),
         "{text}"
     );
-    // The next one takes it.
+    // If the first folder does not exist, the next one is used.
     lock_file(&[nowhere, folder.clone()]).unwrap();
-    // Neither a link nor a FIFO leads anywhere.
+    // Neither a symbolic link nor a FIFO is followed.
     fs::remove_file(folder.join(FILE)).unwrap();
     std::os::unix::fs::symlink(folder.join("target"), folder.join(FILE)).unwrap();
     lock_file(std::slice::from_ref(&folder)).unwrap_err();

@@ -96,7 +96,7 @@ fn ranges_cover_all_cells_in_at_most_two_shapes() {
             assert_eq!(range.start, next);
             assert!(!range.is_empty() && range.len() <= padded && padded <= CELLS);
             assert!(padded.is_multiple_of(caps::CELLS_ALIGN));
-            // At most a third of a product is padding.
+            // Padding is at most a third of a product.
             assert!(
                 padded <= 64 || 2 * padded <= 3 * range.len(),
                 "{range:?} {padded}"
@@ -153,7 +153,7 @@ fn all_cores_have_rows() {
 fn slopes_are_those_of_alibi() {
     let mut plan = Attention::new(&operation(64, 256)).unwrap();
     assert!((plan.slope(3) - 1.0).abs() < f32::EPSILON);
-    // 16 is the largest power of two in 24.
+    // 24 heads: 16 is the largest power of two that is not above 24.
     plan.max_bias = 8.0;
     for (head, want) in [(0, -0.5), (15, -8.0), (16, -0.25), (23, -3.75)] {
         let want = f32::exp2(want);

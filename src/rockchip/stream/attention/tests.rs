@@ -147,7 +147,7 @@ impl Case {
     }
 }
 
-/// A case that takes all cores, with cells in two shapes of products.
+/// A case that uses all cores, with cells in two shapes of products.
 fn two_shapes() -> Case {
     Case::new(Heads {
         d: 64,
@@ -219,7 +219,7 @@ fn whatever_is_in_hidden_cells_changes_nothing() {
         positions: 2304,
     };
     let mut case = Case::new(sizes);
-    // Hidden from all queries, and from all but the last one.
+    // One position is hidden from all queries, the other from all but the last.
     let (hidden, last) = (700, 2303);
     for row in case.mask.chunks_exact_mut(sizes.positions) {
         row[hidden] = f16::NEG_INFINITY;
@@ -296,7 +296,7 @@ fn keys_and_values_beyond_fp16_are_computed() {
     let q: Vec<f32> = case.q.iter().map(|q| q * 1e-5).collect();
     let mask: Vec<f32> = case.mask.iter().map(|mask| mask.to_f32()).collect();
     let want = reference::attention(&q, &k, &v, &mask, sizes);
-    // A cell that no query sees does not make the others smaller.
+    // Large values at positions that no query sees must not make the other values smaller.
     let hidden = 63 * 64..64 * 64;
     k[hidden.clone()].fill(1e35);
     v[hidden].fill(1e35);
@@ -364,6 +364,6 @@ fn nothing_grows_with_lengths() {
         case.compute(&device);
         most = most.max(rknn.stand_in().unwrap().live().contexts);
     }
-    // Two for each core and shape, beside those of the device.
+    // Two contexts for each core and shape, in addition to those of the device.
     assert!(most <= 4 * 3 * 2 + 8, "{most} contexts");
 }

@@ -1,4 +1,4 @@
-//! Attention beside other nodes, and without any.
+//! Attention together with other nodes, and a graph without attention.
 
 use super::*;
 use crate::graph::Sources;
@@ -64,8 +64,7 @@ fn compute<'a>(device: &RkDevice, op: Op, dst: Tensor<'a>, src: Sources<'a>, out
     device.compute(&mut node, 3).unwrap();
 }
 
-/// Results of attention, and of experts, take the place of the activations that a product has just
-/// read.
+/// Results of attention, and of experts, overwrite the activations that a product has just read.
 #[test]
 fn activations_that_other_nodes_overwrite_are_packed_again() {
     let device = device(&caps::RK3588);

@@ -36,7 +36,7 @@ fn attention_that_the_library_refuses_is_the_cpus_from_then_on() {
     let node = case.node(&mut out);
     let first = first_context();
     for refused in first..first + 4 {
-        // A second attempt is made when what is kept has been let go.
+        // After one failure the caches are dropped and a second attempt succeeds.
         let device = with_faults(&format!("rknn_matmul_create:{refused}=-1")).unwrap();
         assert!(!device.prefers_cpu(&node.operation), "{refused}");
     }
