@@ -24,12 +24,12 @@ pub enum Error {
         /// One more than the largest allowed index.
         limit: usize,
     },
-    /// A byte or element slice is shorter or longer than the layout says.
+    /// A byte or element slice is shorter or longer than the layout requires.
     #[error("{what} has length {have}, want {want}")]
     Length {
         /// Name of the argument.
         what: &'static str,
-        /// Its length.
+        /// The actual length.
         have: usize,
         /// The required length.
         want: usize,

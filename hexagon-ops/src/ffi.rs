@@ -1,8 +1,8 @@
 //! The C ABI of libcdsprpc, FastRPC's library on the host: structs, constants and the table of
 //! functions.
 //!
-//! This module holds what both the vendor's library and its stand-in (`crate::sim`) must agree on.
-//! It does not load a library (the host crate does that), and has no behaviour.
+//! Types, numbers and signatures on which the vendor's library and its stand-in (`crate::sim`) must
+//! agree. This module neither loads a library (the host crate does that) nor has behaviour.
 //!
 //! ```text
 //! remote_session_control(DSPRPC_CONTROL_UNSIGNED_MODULE)   before the first handle of a session
@@ -42,15 +42,15 @@ pub enum Domain {
 }
 
 impl Domain {
-    /// All of them.
+    /// All domains.
     pub const ALL: [Self; 4] = [Self::Cdsp, Self::Cdsp1, Self::Cdsp2, Self::Cdsp3];
 
     /// Returns the number (`CDSP_DOMAIN_ID`, `CDSP1_DOMAIN_ID`).
     ///
     /// SOURCE: qualcomm/fastrpc inc/remote.h for the first two. Its public version has no number
     /// for the others; 18 and 19 are those by which a public backend for llama.cpp names CDSP2 and
-    /// CDSP3. A library that does not know them takes the two lowest bits: Debian's libcdsprpc
-    /// 1.0.8 answers for 19 as for the first DSP.
+    /// CDSP3. A library that does not know them uses the two lowest bits: Debian's libcdsprpc 1.0.8
+    /// answers for 19 as for the first DSP.
     #[must_use]
     pub const fn id(self) -> c_int {
         match self {
@@ -90,7 +90,7 @@ pub const SESSION_URI: &str = "&_session=";
 /// `remote_rpc_reserve_new_session`).
 pub const NUM_SESSIONS: u32 = 4;
 
-/// Any memory that a DSP behind an I/O memory management unit can reach (`RPCMEM_HEAP_ID_SYSTEM`).
+/// Any memory that a DSP with an I/O memory management unit can reach (`RPCMEM_HEAP_ID_SYSTEM`).
 pub const RPCMEM_HEAP_ID_SYSTEM: c_int = 25;
 /// Cached memory (`RPCMEM_DEFAULT_FLAGS`, `RPCMEM_FLAG_CACHED`).
 pub const RPCMEM_DEFAULT_FLAGS: u32 = 1;

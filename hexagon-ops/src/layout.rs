@@ -40,10 +40,10 @@
 //! ```
 //!
 //! One order serves both kernels. A widening table lookup sends even bytes to one vector and odd
-//! bytes to another: with the order 0 2 1 3 these are the row pairs (k, k+1) and (k+2, k+3), two
+//! bytes to another: with the order 0 2 1 3 these become the row pairs (k, k+1) and (k+2, k+3), two
 //! finished lines of an FP16 tile. The dot product multiplies the four bytes of a word by four
 //! activations and adds them; it only needs the activations in the same order. That instruction
-//! takes unsigned weights, and XOR 0x80 turns a signed byte into the unsigned one that is 128
+//! needs unsigned weights, and XOR 0x80 turns a signed byte into the unsigned one that is 128
 //! larger.
 //!
 //! # Tile of groups of 2 × 16: one scale for neighbours in an FP16 tile
@@ -370,7 +370,8 @@ impl MatrixLayout {
         self.n_strips() * self.panel.panel_bytes()
     }
 
-    /// Returns the bytes of one row in ggml's layout (for F16 also when `k` is no multiple of 32).
+    /// Returns the bytes of one row in ggml's layout (for F16 also when `k` is not a multiple of
+    /// 32).
     #[must_use]
     pub const fn ggml_row_bytes(self) -> usize {
         self.panel.ggml_row_bytes()

@@ -12,7 +12,7 @@
 //! | [`hmx`] | the matrix unit: tile multiply, accumulator, scale block, store | `layout` |
 //! | [`rt`] | VTCM arena, worker threads, DMA, cache operations, shared memory, arguments of remote calls | `layout` |
 //! | [`ops`] | kernels and their drivers | all of the above |
-//! | [`wire`] | ring, commands, completions and the table of operations: what the two processors share | — |
+//! | [`wire`] | the interface between both processors: ring, commands, completions and the table of operations | — |
 //! | [`serve`] | the DSP's command loop: reads the ring, checks commands, runs kernels | `wire`, `rt`, `ops` |
 //! | `ffi` | libcdsprpc's C ABI, host only: structs, constants, codes, function table | `rt` (arguments) |
 //! | `sim` | the stand-in for libcdsprpc, host only: same C ABI, same rules, computes on the CPU | `ffi`, `serve`, crate `sim-common` |

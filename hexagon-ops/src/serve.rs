@@ -21,11 +21,10 @@
 //!
 //! # Lists
 //!
-//! A list is usually that of the last submission. Products with packed weights, attentions and
-//! operations on tensors are therefore kept, as bytes and as what checking found: a command with
-//! the same bytes at the same place of its list runs without being checked again, unless a buffer
-//! was mapped or unmapped since. Numbers of rows and experts are data, and are checked in every
-//! run.
+//! A list is usually the same as in the last submission. Products with packed weights, attentions
+//! and operations on tensors are therefore kept, both as bytes and in checked form. A command with
+//! the same bytes at the same place of its list runs without another check, unless a buffer was
+//! mapped or unmapped since. Numbers of rows and experts are data, and are checked in every run.
 //!
 //! # Caches
 //!
@@ -33,10 +32,10 @@
 //! (activations, choices of experts), and the cache lines that its results share with other data,
 //! except those that an earlier command of the submission has read or written. Before the
 //! completion is written, even if a command failed, the loop cleans all results of the submission.
-//! Operations go by steps of 32 bytes where scalar instructions access an operand, and of 128 where
-//! only vectors do (`access`). The DMA engine copies weights and bypasses the cache; for them it
-//! suffices that the host has cleaned them, or that an earlier command wrote them under the same
-//! buffer number.
+//! Cache operations have steps of 32 bytes where scalar instructions access an operand, and of 128
+//! bytes where only vector instructions do (`access`). The DMA engine copies weights and bypasses
+//! the cache; for them it suffices that the host has cleaned them, or that an earlier command wrote
+//! them under the same buffer number.
 //!
 //! # Statuses and details
 //!
@@ -270,13 +269,13 @@ where
         })
     }
 
-    /// Reads the ring until it has been empty for a while, until others want VTCM, or until the
-    /// host wishes to close.
+    /// Reads the ring until it has been empty for a while, until another program waits for VTCM, or
+    /// until the host wants to close.
     ///
     /// # Errors
-    /// `ERROR_LATER` if others want VTCM and the host has published more commands: it calls again.
-    /// `ERROR_RING` if the ring is corrupt, `ERROR_CALL` before START and after the end; codes of
-    /// [`Platform::answer`]. The session is closed then.
+    /// `ERROR_LATER` if another program waits for VTCM and the host has published more commands; it
+    /// then calls again. `ERROR_RING` if the ring is corrupt, `ERROR_CALL` before START and after
+    /// the end; codes of [`Platform::answer`]. The session is closed then.
     pub fn serve(&mut self, serve: &Serve) -> Result<(), i32> {
         if self.phase != Phase::Started || serve.reserved != 0 {
             return Err(ERROR_CALL);
@@ -297,20 +296,20 @@ where
         }
     }
 
-    /// Returns the units, for a system that lends VTCM only during a call: START uses its size, and
-    /// SERVE its memory.
+    /// Returns the units. It is for a system that gives VTCM to the server only during a call:
+    /// START uses the size of VTCM, and SERVE its memory.
     pub fn units(&mut self) -> &mut Units<V> {
         &mut self.units
     }
 
-    /// Runs code on the thread that computes with the matrix unit, for a system that lends the unit
-    /// to one thread.
+    /// Runs code on the thread that computes with the matrix unit, for a system in which one thread
+    /// locks the unit.
     pub fn on_matrix_thread(&self, run: impl FnMut() + Send) {
         self.engine.on_matrix_thread(run);
     }
 
-    /// Returns `true` if a thread beside those that compute has the matrix unit, or if only one
-    /// thread computes.
+    /// Returns `true` if a thread in addition to those that compute has the matrix unit, or if only
+    /// one thread computes.
     pub fn has_matrix_thread(&self) -> bool {
         self.engine.has_matrix_thread() || self.engine.threads() == 1
     }
@@ -366,8 +365,8 @@ where
                     ring.answer(&completion);
                     if work.platform.is_vtcm_wanted() {
                         ring.announce(STATE_PARKED);
-                        // A host that published commands before it could see that does not call for
-                        // them.
+                        // Commands that the host published before it could see the new state come
+                        // without a call, so they must not be left in the ring.
                         let is_done = ring.pending()? == 0;
                         return Ok(if is_done { Exit::Idle } else { Exit::Later });
                     }
@@ -416,7 +415,7 @@ fn argument<T: Pod>(input: &[u8]) -> Result<T, i32> {
 enum Exit {
     /// There was nothing to do.
     Idle,
-    /// There are commands, but others want VTCM.
+    /// There are commands, but another program waits for VTCM.
     Later,
     /// The host closes the session.
     Closed,

@@ -26,7 +26,7 @@
 //! # A submission
 //!
 //! One graph split is one submission: commands with the same sequence number, which is larger than
-//! all earlier ones. The last command has the flag [`FENCE`]. A [`List`] may stand for the commands
+//! all earlier ones. The last command has the flag [`FENCE`]. A [`List`] may replace the commands
 //! before the fence. The DSP executes the commands in order and answers the fence with one
 //! [`Completion`]. When a command fails, the DSP skips the rest of its submission.
 //!
@@ -40,7 +40,7 @@
 //!
 //! When another session or program waits for VTCM, the DSP does the same after the current
 //! submission. If the last look finds commands, it returns [`ERROR_LATER`], and the host calls
-//! again. Where the DSP's system cannot say so, the call returns after 2 ms without a command.
+//! again. If the DSP's system cannot report this, the call returns after 2 ms without a command.
 
 mod call;
 mod operation;
@@ -70,7 +70,7 @@ pub const COMPLETED: usize = 384;
 pub const COLLECTED: usize = 512;
 /// Byte offset of the DSP's state.
 pub const STATE: usize = 640;
-/// Byte offset of the host's wish.
+/// Byte offset of the word in which the host tells the DSP to serve or to close.
 pub const WISH: usize = 768;
 /// Byte offset of a word that the DSP changes from time to time while it executes a [`List`].
 pub const PROGRESS: usize = 896;
@@ -245,7 +245,7 @@ pub struct Unmap {
 
 /// Commands in a buffer, so that the host writes a repeated graph only once. Their sequence numbers
 /// and flags are 0, and all of them compute: none is an [`OP_MAP`], [`OP_UNMAP`], [`OP_NOP`] or
-/// [`OP_LIST`]. [`Completion::command`] counts each of them as if it stood in the ring.
+/// [`OP_LIST`]. [`Completion::command`] counts each of them as if it were in the ring.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct List {
@@ -386,7 +386,7 @@ pub struct Completion {
     pub status: u32,
     /// Index of that command in the submission; 0 if none failed.
     pub command: u32,
-    /// A number that says what is wrong with the command; [`crate::serve`] lists them by status.
+    /// The number of the command's fault; [`crate::serve`] lists them by status.
     pub detail: u32,
     /// Number of commands that were executed.
     pub done: u32,

@@ -1,5 +1,5 @@
-//! Attention has the same bits whether keys, values and masks are copied to VTCM or read where they
-//! lie, on any number of threads.
+//! Attention has the same bits whether keys, values and masks are copied to VTCM or read in place,
+//! on any number of threads.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 use std::collections::BTreeMap;
@@ -30,13 +30,13 @@ enum Seen {
     All,
     /// Positions up to its own.
     Causal,
-    /// As many positions before its own, and its own.
+    /// A query sees this many positions before its own, and its own.
     Window(usize),
     /// Everything, with addends.
     Biased,
 }
 
-/// An attention: keys and values lie head by head at each position.
+/// An attention: at each position, keys and values are stored head by head.
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     dtype: Type,
@@ -251,7 +251,7 @@ impl Operands {
         table: &[Line; TABLE_LINES],
     ) -> Vec<u32> {
         let mut dst = vec![Line::ZERO; self.dst.elems().div_ceil(32)];
-        // What a copy leaves out would not be finite.
+        // Not finite as floats, so that a result shows whether a copy left something out.
         vtcm.fill(Tile([Line([0xff; 128]); 16]));
         let view = ViewMut::new(bytemuck::cast_slice_mut(&mut dst), self.dst).unwrap();
         Self::on_form(form, engine, vtcm, |machine| {
@@ -261,10 +261,11 @@ impl Operands {
     }
 }
 
-/// Compares results with all copies that are possible, with fewer and with none, and returns which
-/// there were.
+/// Compares the results with all possible copies, with fewer and with none. Returns the copies that
+/// were made.
 ///
-/// Dot products, to which an exception leads, are cut for the number of threads.
+/// If there is an exception, dot products compute the result, which are divided for the number of
+/// threads.
 fn compare(setup: &Setup, table: &[Line; TABLE_LINES]) -> Vec<[bool; 2]> {
     let operands = Operands::new(setup);
     let mut vtcm = vec![Tile::ZERO; VTCM_TILES];
@@ -275,7 +276,7 @@ fn compare(setup: &Setup, table: &[Line; TABLE_LINES]) -> Vec<[bool; 2]> {
         if setup.exception.is_some() {
             want = None;
         }
-        // The most VTCM with which something is left out.
+        // For each shape, the most VTCM with which something is still left out.
         let mut sizes = BTreeMap::new();
         for tiles in (1..=VTCM_TILES).rev() {
             let copied = operands.copied(&engine, &mut vtcm[..tiles]);
@@ -368,7 +369,7 @@ fn copies_of_masks_change_no_bit() {
 }
 
 /// Rows that see a value that is not finite are NaN; a number beyond FP16's range leads to dot
-/// products, which read the operands where they lie.
+/// products, which read the operands in place.
 #[test]
 fn exceptions_among_copied_values_are_found() {
     let mut table = table();

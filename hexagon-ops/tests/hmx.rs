@@ -50,8 +50,8 @@ fn deep_products_are_within_one_ulp_of_exact() {
                     })
                     .sum();
                 let error = (elem(&out[0], i, n) - want).abs();
-                // Half a unit of the f16 result, and f32 rounding of partial sums below 32: 2^-20
-                // each, few of one sign.
+                // The error is half a unit of the f16 result, plus f32 rounding of partial sums
+                // below 32. Each rounding is 2^-20, and their signs vary.
                 assert!(
                     error <= want.abs() * 2_f64.powi(-11) + 3e-5,
                     "deep {deep} ({i},{n}): {error:e} of {want}"
@@ -110,7 +110,7 @@ fn a_unit_without_scales_rounds_and_takes_a_zero_block_only() {
         tile(|i, j| f32::from(u8::from(i == j))),
         tile(|i, j| (i * 32 + j) as f32),
         Tile::ZERO,
-        // Room for two blocks.
+        // Room for two scale blocks.
         Tile::ZERO,
     ];
     let mut hmx = Hmx::of_form(Form::RoundOnly, &vtcm);

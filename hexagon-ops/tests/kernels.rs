@@ -43,7 +43,8 @@ fn quantized(weight: WeightType, row: &[f32]) -> Vec<Line> {
     out
 }
 
-/// Returns the largest difference of a dequantized element from the nearest f16 of its value.
+/// Returns the largest allowed difference of a dequantized element from the f16 nearest to its
+/// value.
 ///
 /// A computed scale or minimum is rounded by 2^-11 of itself, or by 2^-25, which the quant (at most
 /// 31) multiplies; the sum is rounded, too, as the nearest f16 is.
@@ -114,8 +115,8 @@ fn part_of_a_panel_dequantizes_alone() {
 
 #[test]
 fn mxfp4_scales_cover_all_of_f16() {
-    // Every exponent: subnormal, normal and too large for f16; the table's 1 (index 1) stands for
-    // the scale itself.
+    // All exponents: their scales are subnormal, normal, or too large for f16. Index 1 of the table
+    // is the value 1, so an element is the scale itself.
     let layout = hexagon_ops::layout::MatrixLayout::new(WeightType::Mxfp4, 256, 32).unwrap();
     let mut packed = vec![Line::ZERO; layout.matrix_bytes() / 128];
     for e in 0..=255_u8 {
@@ -147,20 +148,21 @@ fn mxfp4_scales_cover_all_of_f16() {
     }
 }
 
-/// Returns the error that the dot product may have: from 8-bit activations only, at most amax/254
-/// per element.
+/// Returns the largest allowed error of a dot product. It comes from 8-bit activations only, at
+/// most amax/254 for each element.
 fn gemv_bound(weight: WeightType, act: &[f32], weights: &[f64]) -> f64 {
     let reach = match act_form(weight) {
         ActForm::Bytes | ActForm::Halves => 1.0,
-        // A low element may need a sixteenth more, for the part of a high one.
+        // The quant of a low element also makes up for a sixteenth of the high one, so it is up to
+        // 17/16 as large.
         ActForm::Nibbles => 17.0 / 16.0,
     };
     act.chunks(TILE_DIM)
         .zip(weights.chunks(TILE_DIM))
         .map(|(a, w)| {
             let amax = reach * a.iter().fold(0.0_f64, |m, x| m.max(f64::from(x.abs())));
-            // Half a step, plus f16 rounding of the scale over 127 steps, per weight; f32 sums are
-            // below this.
+            // The error bound for each weight is half a quantization step, plus the f16 rounding of
+            // the scale over 127 steps; f32 sums lose less than this.
             amax * (0.51 / 127.0 + 2_f64.powi(-20)) * w.iter().map(|w| w.abs()).sum::<f64>()
         })
         .sum::<f64>()
@@ -197,14 +199,15 @@ fn gemv_is_exact_up_to_activation_rounding() {
                 for (n, have) in out.iter().enumerate() {
                     let weights = &w.values[nt * TILE_DIM + n];
                     let error = (f64::from(*have) - dot(&rows[row], weights)).abs();
-                    // The f16 product of scale and sum that multiplies a minimum is rounded: 2^-11
-                    // of it.
+                    // A minimum is multiplied by an f16 product of scale and sum, which is rounded
+                    // by 2^-11.
                     let min = if matches!(weight, WeightType::Q4_1 | WeightType::Q5_1) {
                         0.02 * 3.0 * k as f64 * 2_f64.powi(-11)
                     } else {
                         0.0
                     };
-                    // Scales and minima of super-blocks are rounded too; activations are at most 3.
+                    // Scales and minima of super-blocks are also rounded; activations are at
+                    // most 3.
                     let terms = &w.terms[nt * TILE_DIM + n];
                     let expanded: f64 = (terms.iter().filter(|term| **term > 0.0))
                         .map(|term| 3.0 * (term * 2_f64.powi(-10) + 2_f64.powi(-20)))
@@ -232,7 +235,7 @@ fn gemv_of_activations_that_8_bits_hold_is_exact() {
         for blocks in [1, 2, 4, 7] {
             let k = 256 * blocks;
             let w = Weights::random(weight, 32, k, &mut numbers);
-            // Whole numbers. Each block of 32 has a 127, so that its scale is a power of two.
+            // Whole numbers, with a 127 in each block of 32, so that each scale is a power of two.
             let mut row = || -> Vec<f32> {
                 let mut row: Vec<f32> = (0..k).map(|_| (numbers.float() * 127.0).round()).collect();
                 row.iter_mut().step_by(32).for_each(|x| *x = 127.0);
@@ -260,7 +263,7 @@ fn gemv_of_activations_that_8_bits_hold_is_exact() {
                         .map(|(a, (term, value))| f64::from(a.abs()) * term.max(value.abs()))
                         .sum();
                     let error = (f64::from(*have) - dot(row, &w.values[n])).abs();
-                    // Only sums in f32 are rounded.
+                    // Only the f32 sums are rounded.
                     assert!(
                         error <= 1e-6 * sum,
                         "{weight:?} K {k} n {n}: error {error:e} of {sum:e}"
@@ -286,8 +289,8 @@ fn gemv_error_is_that_of_8_bits() {
         )
         .unwrap();
         let want: Vec<f64> = w.values.iter().map(|weights| dot(&row, weights)).collect();
-        // Uniform activations: step² / 12 over 1/3 is 1.6e-5 for a step of 1/127; ggml accepts
-        // 5e-4.
+        // For uniform activations and a step of 1/127, the error is step² / 12 divided by 1/3:
+        // 1.6e-5. ggml accepts 5e-4.
         let have = nmse(&out, &want);
         assert!(have < 4e-5, "{weight:?}: {have:e}");
     }
@@ -298,7 +301,7 @@ fn gemv_error_is_that_of_8_bits() {
 #[test]
 fn a_large_element_leaves_the_others_their_bits() {
     let mut numbers = Numbers::default();
-    // The rounded scales of other super-blocks would be multiplied by the large element.
+    // In other super-blocks, the rounding of scales would be multiplied by the large element.
     for weight in QUANTIZED {
         if matches!(
             weight,
@@ -312,7 +315,7 @@ fn a_large_element_leaves_the_others_their_bits() {
         let mut row: Vec<f32> = (0..k).map(|_| numbers.float()).collect();
         row[..TILE_DIM].fill(0.0);
         let want: Vec<f64> = w.values.iter().map(|weights| dot(&row, weights)).collect();
-        // Sums of 16 activations of Q2_K have 22 bits for a super-block.
+        // For Q2_K, sums of 16 activations have 22 bits for a super-block.
         let exponents: &[i32] = match weight {
             WeightType::Q2K => &[0, 3, 6],
             _ => &[0, 3, 6, 8],

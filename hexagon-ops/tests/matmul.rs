@@ -126,7 +126,8 @@ fn check_with(
     let k = k.next_multiple_of(weight.block_elems());
     let w = Weights::random(weight, n, k, numbers);
     let act_stride = k + 3;
-    // Rows of whole vectors are written together.
+    // Rows whose stride is whole vectors are written together, other rows one by one, so both are
+    // tested.
     let dst_stride = if n.is_multiple_of(32) { n + 32 } else { n + 5 };
     let act: Vec<f32> = (0..m * act_stride).map(|_| numbers.float() * 5.0).collect();
     let mut dst = vec![f32::NAN; m * dst_stride];
@@ -198,7 +199,7 @@ fn a_row_of_two_digits_is_exact_to_16_bits() {
             for shape in [(1, 32, 1), (1, 96, 33), (1, 1024, 64), (1, 2080, 300)] {
                 check_with(Dots::TwoDigits, &mut parts, weight, shape, &mut numbers);
             }
-            // The matrix unit computes two rows.
+            // Two rows are computed by the matrix unit.
             check_with(
                 Dots::TwoDigits,
                 &mut parts,
@@ -270,7 +271,8 @@ fn a_plan_has_the_fewest_chunks_and_the_longest_groups() {
                 let what = format!("{weight:?}, {m} rows in {vtcm_tiles} tiles: {plan:?}");
                 let fits = |m_tiles, group| tiles(m_tiles, group) <= vtcm_tiles;
                 let largest = (1..=all).rev().find(|m_tiles| fits(*m_tiles, 1)).unwrap();
-                // The factors of all rows count, so 32 rows more may fit than the plan finds.
+                // The plan reserves memory for the factors of all rows, so 32 more rows may fit
+                // than it finds.
                 let equal = |m_tiles: usize| all.div_ceil(all.div_ceil(m_tiles.max(1)));
                 let right = [equal(largest), equal(largest - 1)];
                 assert!(right.contains(&plan.m_tiles), "{what}");
@@ -302,7 +304,7 @@ fn one_panel_larger_than_a_step_still_fits() {
         dst_rows: RowStarts::Strided(0),
         epilogue: None,
     };
-    // Two panels of 8192 Q8_0 in 32 rows; some of the tiles are taken by activations.
+    // VTCM for two panels of 8192 Q8_0 and 32 rows, but activations take some of its tiles.
     let error = job.run(Parts::new(1, 100).machine()).unwrap_err();
     let Error::VtcmFull {
         what,
@@ -375,7 +377,7 @@ fn tokens_meet_the_experts_they_chose() {
             .iter()
             .flat_map(|w| w.lines.iter().copied())
             .collect();
-        // Expert 0 gets most rows, expert 4 none; a token chooses an expert once.
+        // Expert 0 gets most rows and expert 4 none; a token chooses an expert at most once.
         let ids: Vec<i32> = (0..n_tokens * n_slots)
             .map(|row| [0, 1, 0, 2, 0, 3][row % 6])
             .collect();
@@ -435,7 +437,7 @@ fn activations_of_any_magnitude_pass_the_matrix_unit() {
     let mut numbers = Numbers::default();
     let mut parts = Parts::new(1, 512);
     let w = Weights::random(WeightType::Q4_0, 32, 128, &mut numbers);
-    // The second tile has the rows whose factors are no f16, the others have none of them.
+    // The second tile has all rows whose factors are not representable in f16.
     let odd = [1e-30_f32, 1e-8, 1.0, 3e4, 1e6, 1e30, 0.0];
     let scales = [&[1.0; 32], &odd[..], &[0.5; 25], &[3e4; 8]].concat();
     let act: Vec<f32> = scales
@@ -466,8 +468,8 @@ fn activations_of_any_magnitude_pass_the_matrix_unit() {
             .map(|w| common::dot(&act[row * 128..][..128], w))
             .collect();
         let error = nmse(&dst[row * 32..][..32], &want);
-        // Three roundings of 2^-12 relative, squared, and a factor of 20 for sums smaller than
-        // their terms.
+        // Three relative roundings of 2^-12, squared, times 20, because sums are smaller than their
+        // terms.
         assert!(error < 3e-6, "scale {scale:e}: {error:e}");
     }
 }

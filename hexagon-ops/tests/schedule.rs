@@ -1,11 +1,11 @@
 //! Compares the steps that the drivers make with the schedule that `ggml-npu model` assumes: a
-//! command takes the longest of its bytes, its packets on all threads, and its products on the
-//! matrix unit (`tool/src/model/cost.rs`).
+//! command lasts as long as the longest of three: its bytes, its packets on all threads, and its
+//! products on the matrix unit (`tool/src/model/cost.rs`).
 //!
 //! An engine that executes nothing records the steps for Llama-3.2-1B on a V75 with four threads. A
-//! step takes the longest of its own three, and copies beside several steps take at least as long
-//! as all of those. A command's packets are those of `packets.txt`, in equal parts for its tasks;
-//! the slowest thread of a step has the number of tasks rounded up.
+//! step lasts as long as the longest of its three, and several steps last at least as long as the
+//! copies that overlap them. A command's packets are those of `packets.txt`, in equal parts for its
+//! tasks; the slowest thread of a step has the number of tasks rounded up.
 #![expect(
     clippy::unwrap_used,
     clippy::cast_precision_loss,
@@ -38,15 +38,15 @@ fn counted(name: &str) -> f64 {
     packets.unwrap().parse().unwrap()
 }
 
-/// Microseconds of a command as the model has it, and as its steps take.
+/// Microseconds of a command, in the model and by its steps.
 struct Times {
     model: f64,
     steps: f64,
 }
 
-/// Returns the times of a command that takes `bytes` and `packets` in the model.
+/// Returns the times of a command with `bytes` and `packets` in the model.
 ///
-/// - `more`: packets that the steps take beyond those
+/// - `more`: packets of the steps in addition to those
 fn times(record: &[StepRecord], [bytes, packets, more]: [f64; 3]) -> Times {
     let sum = |of: fn(&StepRecord) -> usize| record.iter().map(of).sum::<usize>() as f64;
     let tasks = sum(|step| step.tasks);
@@ -125,8 +125,8 @@ fn product(format: Format, [m, k, n]: [usize; 3]) -> Times {
     let tiles = k / 32 * (n / 32);
     let products = if m <= 2 { 0 } else { m.div_ceil(32) };
     assert_eq!(sum(|step| step.tile_products), products * tiles);
-    // Weights are copied and dequantized once for each chunk of M that fits in VTCM. The model does
-    // it once for all, and only 512 rows of 8192 take two chunks.
+    // Weights are copied and dequantized once for each chunk of M that fits in VTCM. The model
+    // always counts one chunk; only 512 rows of 8192 need two.
     let chunks = if m * k > 2048 * 1024 { 2 } else { 1 };
     let bytes = layout.matrix_bytes();
     assert_eq!(sum(|step| step.copied_bytes), chunks * bytes);
@@ -181,7 +181,7 @@ fn attend(rows: usize) -> Vec<StepRecord> {
     attention(machine, &params, dst, &src, Some(&table)).unwrap();
     let record = engine.take_record();
     let products: usize = record.iter().map(|step| step.tile_products).sum();
-    // 4 tiles of keys and values for each tile of rows and of positions.
+    // Each pair of a row tile and a position tile multiplies 4 tiles of keys and values.
     assert_eq!(products, (4 * rows).div_ceil(32) * POSITIONS / 32 * 4 * 8);
     let copied: usize = record.iter().map(|step| step.copied_bytes).sum();
     assert_eq!(copied as f64, CACHE_BYTES);
@@ -213,7 +213,7 @@ fn layer(format: Format, m: usize) -> Times {
     all
 }
 
-/// Prints what steps take beyond the model, and compares it with a bound.
+/// Prints how much longer the steps are than the model, and compares that with a bound.
 fn check(what: &str, times: &Times, bound: f64) {
     let ratio = times.steps / times.model;
     println!(
@@ -223,15 +223,15 @@ fn check(what: &str, times: &Times, bound: f64) {
     assert!((0.999..bound).contains(&ratio), "{what}: {ratio:.3}");
 }
 
-/// The stages of the first and of the last groups have nothing beside them: at most three of the
-/// steps of each product, of which 64 strips have 8 groups and more. Without overlap the vector
-/// threads' time would be added, which is a third of the matrix unit's.
+/// The stages of the first and last groups overlap with nothing: at most three of the steps of each
+/// product, and 64 strips have at least 8 groups. Without overlap the vector threads' time would be
+/// added, which is a third of the matrix unit's.
 #[test]
 fn products_of_a_prompt_overlap_as_the_model_assumes() {
     check("products of a layer, 512 rows", &layer(Q4_0, 512), 1.06);
 }
 
-/// A product quantizes its row before it starts, and its first copy has nothing beside it.
+/// A product quantizes its row before it starts, and its first copy overlaps with nothing.
 #[test]
 fn products_of_a_token_overlap_as_the_model_assumes() {
     check("products of a layer, 1 row", &layer(Q4_0, 1), 1.06);
@@ -239,9 +239,9 @@ fn products_of_a_token_overlap_as_the_model_assumes() {
     check("products of a layer, 1 row, Q8_0", &layer(q8_0, 1), 1.06);
 }
 
-/// Packets of one thread take longer than the bytes, so a step must give every thread a task: also
-/// where a strip has more than half of the bytes of a step (8192), and where the bytes of a step
-/// have three strips for each thread (1152).
+/// Packets of one thread last longer than the bytes, so a step must give every thread a task. That
+/// must also hold if a strip has more than half of a step's bytes (8192), and if a step's bytes are
+/// three strips for each thread (1152).
 #[test]
 fn rows_of_16_bits_are_shared_by_all_threads() {
     let of = |weight, name| layer((weight, name, 16), 1);
@@ -251,9 +251,9 @@ fn rows_of_16_bits_are_shared_by_all_threads() {
     check("16 bits, 1152 by 6912", &short, 1.06);
 }
 
-/// A head of keys and values has 8 groups in 11 steps, of which the first three and the last three
-/// leave a unit idle. Without overlap the matrix unit's time would be added, which is almost half
-/// of the vector threads'.
+/// A head of keys and values has 8 groups in 11 steps; the first three and the last three leave a
+/// unit idle. Without overlap the matrix unit's time would be added, which is almost half of the
+/// vector threads'.
 #[test]
 fn attention_of_a_prompt_overlaps_as_the_model_assumes() {
     let packets = counted("whole_attention_f16_h64_4on1_r512") * 512.0 * 32.0;
@@ -270,7 +270,8 @@ fn attention_of_a_token_takes_at_most_twice_the_model() {
     check("attention of a layer, 1 row", &times, 2.0);
 }
 
-/// Strips that a step of a dot product copies, and tasks that multiply those of the step before.
+/// The strips that a step of a dot product copies, and the tasks that multiply the strips of the
+/// previous step.
 type DotStep = (usize, usize);
 /// A product, its threads and tiles of VTCM, the tasks that quantize its rows, and its steps.
 type DotCase = (Format, [usize; 3], usize, usize, usize, &'static [DotStep]);
@@ -282,9 +283,9 @@ fn a_step_of_dot_products_gives_each_thread_whole_pairs() {
     let q8_0 = (WeightType::Q8_0, "q8_0", 8);
     let two_digits = (WeightType::Q4_0, "q4_0", 16);
     let all = VTCM_TILES;
-    // A strip of 2048 Q4_0 has 18 tiles of VTCM, and its activations have 2.
+    // A strip of 2048 Q4_0 takes 18 tiles of VTCM, and its activations take 2.
     let cases: [DotCase; 14] = [
-        // 8 strips rather than the 7 that have the bytes.
+        // 8 strips, although 7 have 256 KiB.
         (
             Q4_0,
             [1, 2048, 768],
@@ -303,7 +304,7 @@ fn a_step_of_dot_products_gives_each_thread_whole_pairs() {
         ),
         (Q4_0, [2, 2048, 512], 4, all, 2, &[(8, 1), (8, 4), (0, 4)]),
         (q8_0, [1, 8192, 512], 4, all, 1, &[(8, 1), (8, 4), (0, 4)]),
-        // 56 of the bytes; one row of two digits is quantized without a step.
+        // 56 strips have 256 KiB; one row of two digits is quantized without a separate step.
         (Q4_0, [1, 256, 2048], 4, all, 1, &[(56, 1), (8, 4), (0, 4)]),
         (
             two_digits,
@@ -313,7 +314,7 @@ fn a_step_of_dot_products_gives_each_thread_whole_pairs() {
             0,
             &[(8, 1), (8, 4), (4, 4), (0, 2)],
         ),
-        // 12 strips are two for each of 6 threads.
+        // 12 strips: two for each of 6 threads.
         (
             two_digits,
             [1, 1152, 640],
@@ -322,7 +323,7 @@ fn a_step_of_dot_products_gives_each_thread_whole_pairs() {
             0,
             &[(12, 1), (8, 6), (0, 4)],
         ),
-        // 20 threads would take 40 strips, but there are 16 tasks.
+        // 20 threads would process 40 strips, but there are only 16 tasks.
         (
             Q4_0,
             [1, 2048, 1920],
@@ -335,7 +336,7 @@ fn a_step_of_dot_products_gives_each_thread_whole_pairs() {
         (Q4_0, [1, 2048, 96], 4, all, 1, &[(3, 1), (0, 2)]),
         (Q4_0, [1, 2048, 64], 4, all, 1, &[(2, 1), (0, 1)]),
         (Q4_0, [1, 2048, 1], 4, all, 1, &[(1, 1), (0, 1)]),
-        // Little VTCM: twice 7 strips, 3, and one.
+        // If VTCM is small, steps have 7, 7, 3 strips and one.
         (
             Q4_0,
             [1, 2048, 384],

@@ -1,6 +1,6 @@
 //! Proves that the libraries for the DSP link, have the form that FastRPC's loader requires, import
 //! only symbols that other unsigned libraries import, too (tests/imports.txt), hold only known
-//! matrix packets, take at most 128 KiB of stack, have the size that tests/skel.txt records to
+//! matrix packets, use at most 128 KiB of stack, have the size that tests/skel.txt records to
 //! within 20 %, neither copy nor store a qfloat value, and have no instruction that their
 //! architecture lacks. Skipped with a printed reason without the pinned nightly or lld.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
@@ -183,7 +183,7 @@ fn libraries_have_the_form_that_the_loader_wants() {
         };
         let elf = Elf(std::fs::read(&path).unwrap());
         assert_eq!(&elf.0[..6], b"\x7fELF\x01\x01", "{library}");
-        // A shared object for Hexagon, of this architecture.
+        // The file must be a shared object for Hexagon, of this architecture.
         assert_eq!((elf.half(16), elf.half(18)), (3, 164), "{library}");
         assert_eq!(elf.word(36), flags, "{library}");
 
@@ -248,7 +248,7 @@ fn libraries_have_the_form_that_the_loader_wants() {
             }
             Err(reason) => println!("SKIPPED stack and qfloat values of {library}: {reason}"),
         }
-        // Newer ones have all instructions that the kernels use.
+        // Newer versions have all instructions that the kernels use, so only old ones are checked.
         if is_old {
             match check_age(&path, library) {
                 Ok(packets) => println!("{library}: none of {packets} packets is newer"),

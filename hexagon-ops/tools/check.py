@@ -15,16 +15,16 @@ import re
 import subprocess
 import sys
 
-# The functions with which threads start, and the bytes that their stacks may take. A FastRPC thread has a stack of the size
-# that the host requests, which is twice this limit; a worker one of this size (STACK_BYTES in src/rt/qurt/threads.rs).
+# The functions in which threads start, and how many bytes of stack each may use. A FastRPC thread gets a stack of the size that
+# the host requests, which is twice this limit; a worker's stack has exactly this size (STACK_BYTES in src/rt/qurt/threads.rs).
 ROOTS = {"ggml_rust_npu_skel_handle_invoke": 128 * 1024, "ggml_rust_npu_worker": 64 * 1024}
-# The one function that calls through a register, and what it calls, as src/rt/workers.rs names them.
+# The only function that makes an indirect call, and the function that it calls, as src/rt/workers.rs names them.
 CALLER, TASK = "hexagon_ops2rt7workers4call", "hexagon_ops2rt7workers8run_task"
 
 
 def disassemble(objdump, library):
     """Returns the packets of each function by address: {name: {address: [instruction]}}, instructions as text."""
-    # For another processor, the disassembler leaves out packets that it has no resources for.
+    # Disassembled for V81: for an older processor, the disassembler leaves out packets that it has no resources for.
     text = subprocess.run([objdump, "-d", "--mcpu=hexagonv81", "--mattr=+hvx,+hvxv81,+hvx-length128b,+hvx-qfloat,+hvx-ieee-fp",
                            library], check=True, capture_output=True, text=True).stdout
     functions, packets, packet, start = {}, None, [], 0
@@ -53,7 +53,7 @@ def step(packet, held):
     These are copies, pairs, stores and operations on other types. Any use of a register with itself clears it.
     """
     written, found = {}, []
-    # A packet sees what it loads into these registers.
+    # Instructions of the same packet see the values that it loads into these registers, so they do not count.
     held = held - {int(number) for text in packet for number in re.findall(r"v(\d+)\.(?:cur|tmp) =", text)}
     for text in packet:
         if result := re.search(r"(?:^|\) )v(\d+(?::\d+)?)(?:\.(\w+))? [+|&^]?= ", text):
@@ -69,12 +69,12 @@ def step(packet, held):
             found += [text] if held & {number for operand in operands for number in numbers(operand)} else []
     after = held - {number for number, is_qfloat in written.items() if not is_qfloat}
     after |= {number for number, is_qfloat in written.items() if is_qfloat}
-    # Vectors do not survive a call.
+    # A call does not preserve vector registers.
     return (set() if any(re.match(r"(if .*)?call", text) for text in packet) else after), found
 
 
 def leaks(packets):
-    """Instructions of a function that read as something else what may be a qfloat value."""
+    """Instructions of a function that read a possible qfloat value as another type."""
     addresses = list(packets)
     following = dict(itertools.pairwise(addresses))
     successors, loops = {}, {}
@@ -100,7 +100,7 @@ def leaks(packets):
 
 
 def frame(packets):
-    """Bytes that a function takes off the stack, and what aligning it may add."""
+    """Bytes of stack that a function uses, and bytes that aligning may add."""
     total = 0
     for text in (text for packet in packets.values() for text in packet):
         if found := re.search(r"allocframe\((?:r29,)?#(?:0x)?([0-9a-f]+)\)", text):

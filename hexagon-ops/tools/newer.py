@@ -3,10 +3,10 @@
 
 Usage: newer.py OBJDUMP MC LIBRARY ARCH     OBJDUMP, MC: llvm-objdump, llvm-mc; ARCH: the oldest chip that runs it, such as v68
 
-The disassembler takes every instruction that it knows, whatever the processor; the assembler refuses those that the processor
+The disassembler accepts every instruction that it knows, whatever the processor; the assembler refuses those that the processor
 named by -mcpu lacks. So each different packet of the library is disassembled and assembled again. Words that the disassembler
 does not know are the matrix unit's, which tests/skel.rs checks one by one. Two instructions that share a word are two words as
-text, with which some packets are out of slots: that is no reason to refuse one.
+text, so some packets seem to need too many slots; such a packet is not refused.
 
 Prints `packets COUNT`, of different ones. Ends with code 1 if one is refused; each is a line of the error output.
 """
@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 HVX = "+hvx,+hvx-length128b,+hvx-qfloat"
-# Targets of jumps are far apart in the library and all the same here.
+# Jump targets differ between libraries, so all are replaced by this word.
 TARGET = "target"
 SHARED_WORD = "out of slots"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Turns the DT_FLAGS entry of a linked library into DT_HEXAGON_VER = 3, which FastRPC's loader asks for.
+"""Turns the DT_FLAGS entry of a linked library into DT_HEXAGON_VER = 3, which FastRPC's loader requires.
 
-lld never writes DT_HEXAGON_VER. DT_FLAGS says only that the library prefers its own symbols (DF_SYMBOLIC); it exports one,
+lld never writes DT_HEXAGON_VER. DT_FLAGS only means that the library prefers its own symbols (DF_SYMBOLIC); it exports one,
 which nothing in it calls, so nothing is lost.
 
 SOURCE: DT_HEXAGON_VER (0x70000001) is 3 in Qualcomm's prebuilt libraries, qualcomm/fastrpc test/v75.

@@ -22,7 +22,7 @@ pub type AvailableStack = unsafe extern "C" fn() -> u64;
 
 /// `sysmon_set_dcvs_v3_protected_bus_corners`: a request of `HAP_power_set`, and 1.
 ///
-/// SOURCE: the weak declaration in Qualcomm's `HAP_dcvs.h`, of which public copies exist; llama.cpp
+/// SOURCE: the weak declaration in Qualcomm's `HAP_dcvs.h`, which has public copies; llama.cpp
 /// ggml-hexagon htp/main.c calls it for v79 and later.
 pub type ProtectedCorners = unsafe extern "C" fn(*mut c_void, u8) -> c_int;
 
@@ -39,10 +39,10 @@ pub type SetReleaseCallback =
 /// `compute_resource_update_priority`: a resource, and the priority of a QuRT thread.
 pub type UpdatePriority = unsafe extern "C" fn(c_uint, u16) -> c_int;
 
-// Optional functions: the loader leaves the ones null that its system does not have.
+// Optional functions: the loader leaves these null if the system does not have them.
 //
-// SOURCE: names, as exported by unsigned FastRPC shells for V73 to V81; all are weak in public
-// code that calls them, and nothing else is weak here (tests/imports.txt).
+// SOURCE: the names are exported by unsigned FastRPC shells for V73 to V81. Public code that calls
+// them declares all of them weak; nothing else is weak here (tests/imports.txt).
 unsafe extern "C" {
     /// Writes a line to the DSP's log.
     #[linkage = "extern_weak"]
@@ -50,14 +50,14 @@ unsafe extern "C" {
     /// Tells how much stack the calling thread has left.
     #[linkage = "extern_weak"]
     pub static HAP_mem_available_stack: Option<AvailableStack>;
-    /// Sets the function that is called when others want the resource.
+    /// Sets the function that is called when another program waits for the resource.
     #[linkage = "extern_weak"]
     pub static compute_resource_attr_set_release_callback: Option<SetReleaseCallback>;
     /// Sets the priority with which the resource is held.
     #[linkage = "extern_weak"]
     pub static compute_resource_update_priority: Option<UpdatePriority>;
     /// Allows the highest clocks of the bus. Only libraries for V79 and later import it: the shells
-    /// of older chips do not export it, and some loaders refuse what is weak and missing.
+    /// of older chips do not export it, and some loaders refuse a weak symbol that is missing.
     #[linkage = "extern_weak"]
     pub static sysmon_set_dcvs_v3_protected_bus_corners: Option<ProtectedCorners>;
 }
@@ -93,7 +93,7 @@ unsafe extern "C" {
     ) -> c_int;
     /// Initializes attributes.
     pub fn compute_resource_attr_init(attributes: *mut Attributes) -> c_int;
-    /// Returns `true` if several holders use the resource in turns.
+    /// Sets that several holders use the resource one after another, if `enable` is 1.
     pub fn compute_resource_attr_set_serialize(attributes: *mut Attributes, enable: u8) -> c_int;
     /// Asks for the matrix unit.
     pub fn compute_resource_attr_set_hmx_param(attributes: *mut Attributes, enable: u8) -> c_int;

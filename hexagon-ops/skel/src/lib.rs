@@ -10,14 +10,14 @@
 //!
 //! FastRPC calls on its own threads; only close may be called while another call runs. VTCM and the
 //! matrix unit belong to the session only while it serves, so that several sessions and other
-//! programs can use them in turns.
+//! programs can use them one after another.
 //!
 //! Calls need more stack than the 16 KiB that FastRPC's threads have by default: hosts request
 //! `wire::STACK_BYTES` (FASTRPC_THREAD_PARAMS), and START refuses a thread with less than
 //! `wire::STACK_NEEDED_BYTES`.
 //!
 //! Closing the last handle of a process ends the process without calling method 1: the system
-//! itself takes back what close would release.
+//! itself frees everything that close would release.
 //!
 //! SOURCE: qualcomm/fastrpc inc/remote.h (entry, scalars), src/mod_table.c (open: two buffers in,
 //! one handle out; close: one handle in). Not run on a device.
@@ -39,7 +39,7 @@ use hexagon_ops::rt::invoke::{Call, RemoteArg, Scalars};
 
 use crate::code::BAD_PARAMETER;
 
-// The stack of a FastRPC thread is aligned to 8 bytes, vectors spill to 128.
+// FastRPC aligns the stacks of its threads to 8 bytes, but spilled vectors need 128.
 global_asm!(
     ".globl ggml_rust_npu_skel_handle_invoke",
     ".type ggml_rust_npu_skel_handle_invoke, @function",
@@ -62,14 +62,14 @@ const OPEN_HANDLE: usize = 2;
 /// Implements `ggml_rust_npu_skel_handle_invoke`.
 ///
 /// # Safety
-/// - `args` points at as many arguments as `scalars` says, each a buffer or handle that is this
-///   call's.
+/// - `args` has the number of arguments that `scalars` specifies. Each is a buffer or handle that
+///   belongs to this call.
 unsafe extern "C" fn invoke(_handle: u64, scalars: u32, args: *mut RemoteArg) -> i32 {
     let scalars = Scalars(scalars);
     let result = match scalars.method() {
         METHOD_OPEN if scalars.inputs() == OPEN_HANDLE && scalars.handles() == 1 => {
             session::open().map(|handle| {
-                // SAFETY: two buffers and a handle, by the guard.
+                // SAFETY: the guard has checked that there are two buffers and a handle.
                 let out = unsafe { args.add(OPEN_HANDLE) };
                 // SAFETY: an argument has room for a handle (`h64` of the union `remote_arg`).
                 unsafe { out.cast::<u64>().write(handle) };
@@ -77,7 +77,7 @@ unsafe extern "C" fn invoke(_handle: u64, scalars: u32, args: *mut RemoteArg) ->
         }
         METHOD_CLOSE => session::close(),
         _ => {
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             match unsafe { Call::new(scalars, args) } {
                 Some(call) => session::call(call),
                 None => Err(BAD_PARAMETER),
@@ -91,10 +91,10 @@ unsafe extern "C" fn invoke(_handle: u64, scalars: u32, args: *mut RemoteArg) ->
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     let line = info.location().map_or(0, |location| location.line());
     log::line(c"panic", c"line", line.cast_signed());
-    // A load from an odd address is an exception, which ends the process; the host sees a lost
-    // session.
+    // Loading from an odd address raises an exception, which ends the process; the host then sees a
+    // lost session.
     loop {
-        // SAFETY: nothing is loaded.
+        // SAFETY: nothing is loaded, because the address is odd.
         unsafe { asm!("{{ {0} = memw({0}) }}", inout(reg) 0xbadc_0fef_usize => _) };
     }
 }

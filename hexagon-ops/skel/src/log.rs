@@ -12,11 +12,11 @@ const LEVEL_ERROR: i32 = 3;
 
 /// Writes "ggml-rust-npu: `what`: `name` `code`", where there is a log.
 pub fn line(what: &CStr, name: &CStr, code: i32) {
-    // SAFETY: the loader has set it, and nothing writes it.
+    // SAFETY: the loader has set the symbol, and nothing writes it later.
     if let Some(debug) = unsafe { hap::HAP_debug_v2 } {
         let format = c"ggml-rust-npu: %s: %s %#x";
         let file = c"skel";
-        // SAFETY: C strings, and the arguments that the format names.
+        // SAFETY: both texts are C strings, followed by the arguments that the format names.
         unsafe {
             debug(
                 LEVEL_ERROR,

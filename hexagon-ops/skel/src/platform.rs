@@ -15,8 +15,8 @@ use crate::{hap, log, power};
 
 /// Set when the handle is being closed: the call that serves returns.
 pub static CLOSING: AtomicBool = AtomicBool::new(false);
-/// Set when others want the VTCM that a call has: a call that serves returns after the current
-/// submission.
+/// Set when another program waits for the VTCM that a call holds: a call that serves returns after
+/// the current submission.
 pub static VTCM_WANTED: AtomicBool = AtomicBool::new(false);
 
 /// The DSP around the loop.
@@ -43,7 +43,7 @@ impl Dsp {
     /// Unmaps the ring, which must not be read any more.
     pub fn unmap_ring(&mut self) {
         if let Some((address, bytes)) = self.ring.take() {
-            // SAFETY: `map_ring` mapped it, and the server has let go of it.
+            // SAFETY: `map_ring` mapped this memory, and the server no longer uses it.
             unsafe { hap::HAP_munmap(address.cast(), bytes) };
         }
     }
@@ -51,7 +51,7 @@ impl Dsp {
 
 /// Maps all of a descriptor's memory.
 fn map(fd: c_int, bytes: c_int) -> Option<*mut u8> {
-    // SAFETY: maps memory somewhere new; the kernel checks the descriptor.
+    // SAFETY: maps memory at an unused address; the kernel checks the descriptor.
     let address =
         unsafe { hap::HAP_mmap(core::ptr::null_mut(), bytes, hap::PROT_READ_WRITE, 0, fd, 0) };
     let failed = address.is_null() || address.addr() == usize::MAX;
@@ -62,14 +62,14 @@ impl Platform for Dsp {
     fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
         let len = c_int::try_from(bytes).map_err(|_| MAP_SIZE)?;
         let address = map(fd, len).ok_or(MAP_REFUSED)?;
-        // SAFETY: just mapped, that long; the host does not touch the operands of a command (its
-        // side of the protocol).
+        // SAFETY: mapped above with this length; the host does not touch a command's operands while
+        // it runs (the host's part of the protocol).
         unsafe { Mapped::new(address, address, bytes) }.ok_or(MAP_REFUSED)
     }
 
     fn unmap(&mut self, mapped: Mapped) {
         if let Ok(bytes) = c_int::try_from(mapped.bytes()) {
-            // SAFETY: `map` mapped it, and the table has given it up.
+            // SAFETY: `map` mapped this memory, and it is no longer in the table.
             unsafe { hap::HAP_munmap(mapped.start().cast(), bytes) };
         }
     }
@@ -79,8 +79,8 @@ impl Platform for Dsp {
         let len = c_int::try_from(bytes).ok()?;
         let address = map(fd, len)?;
         self.ring = Some((address, len));
-        // SAFETY: just mapped, that long, and unmapped only when the server is gone; the host uses
-        // words only.
+        // SAFETY: mapped above with this length, and unmapped only after the server is gone; the
+        // host accesses it by words only.
         unsafe { Shared::new(address, bytes) }
     }
 

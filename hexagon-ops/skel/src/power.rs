@@ -1,8 +1,8 @@
 //! Votes for clocks and for the power of the vector and matrix units.
 //!
 //! A refused vote is remembered and reported to the host, and the session continues, because some
-//! firmware refuses the vote for a unit that has power anyway. Locking the matrix unit and the
-//! host's self-test decide.
+//! firmware refuses the vote for a unit that has power anyway. If the matrix unit has no power,
+//! locking it fails, or the host's self-test finds wrong results.
 //!
 //! A request is 120 bytes: its type in the first byte, the payload from byte 8. Enumerations have
 //! the smallest integer that holds their values, as in the DSP's C compilers.
@@ -27,7 +27,7 @@ const PAYLOAD: usize = 8;
 
 /// `HAP_power_set_HVX`: power of the vector units.
 const SET_HVX: u8 = 2;
-/// `HAP_power_set_apptype`: what kind of client this is.
+/// `HAP_power_set_apptype`: the kind of client.
 const SET_APPTYPE: u8 = 3;
 /// `HAP_power_set_DCVS_v3`: clocks of core and bus.
 const SET_DCVS_V3: u8 = 12;
@@ -68,27 +68,28 @@ impl Request {
         Self(bytes)
     }
 
-    /// Lets a vote for the bus reach corners that are kept for few programs, where there are such:
-    /// from v79 on, the highest is one.
+    /// Allows a vote for the bus to use corners that are reserved for few programs, on chips that
+    /// have such corners. From v79 on, the highest corner is one of them.
     fn allow_protected_corners(&mut self) {
         if crate::session::ARCH < 79 {
             return;
         }
-        // SAFETY: the loader has set it, and nothing writes it.
+        // SAFETY: the loader has set the symbol, and nothing writes it later.
         let Some(allow) = (unsafe { hap::sysmon_set_dcvs_v3_protected_bus_corners }) else {
             return;
         };
-        // SAFETY: changes a request, which is as long as the system's.
+        // SAFETY: the call only changes the request, which has the length that the system expects.
         unsafe { allow(self.0.as_mut_ptr().cast(), 1) };
     }
 
     /// Asks; 0 if it was granted.
     fn send(mut self) -> i32 {
-        // Any address that is this client's own names it.
+        // The system identifies a client by an address, and this one belongs to nobody else.
         static CLIENT: u8 = 0;
         let client = (&raw const CLIENT).cast_mut().cast::<c_void>();
         let request = self.0.as_mut_ptr().cast();
-        // SAFETY: the request is as long as the call reads; the client's address is not followed.
+        // SAFETY: the request has the length that the call reads; the call does not follow the
+        // client's address.
         unsafe { hap::HAP_power_set(client, request) }
     }
 }
@@ -190,7 +191,7 @@ fn matrix(mode: Power) -> i32 {
     if mode != Power::Burst {
         return Request::new(SET_HMX_V2, &[power[0], power[1], (2, 1), (3, 1)]).send(); // set_clock, pick_default
     }
-    let corners = (4..10).map(|offset| (offset, CORNER_MAX)); // target, min and max corner, two bytes each
+    let corners = (4..10).map(|offset| (offset, CORNER_MAX)); // target, min, max: 2 bytes each
     let mut payload = [(0, 0); 9];
     payload[..2].copy_from_slice(&power);
     payload[2] = (2, 1); // set_clock

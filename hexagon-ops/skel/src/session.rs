@@ -29,12 +29,13 @@ pub const ARCH: u32 = match env!("SKEL_ARCH").as_bytes() {
 /// The only handle.
 const HANDLE: u64 = 1;
 /// Length of one wait for VTCM, and the number of waits of START: other programs release VTCM when
-/// they are idle, or when they are asked to.
+/// they are idle, or on request.
 const ACQUIRE_US: u32 = 100_000;
 const ACQUIRE_TURNS: u32 = 100;
 /// Difference between the priority of the calling thread and that with which VTCM is held. Larger
-/// numbers are lower priorities, and the resource manager asks for a release only if a client of
-/// higher priority waits: so sessions of equal priority, ggml-hexagon's among them, are asked, too.
+/// numbers are lower priorities. The resource manager requests a release only if a client of higher
+/// priority waits, so a low priority also lets sessions of equal priority request it,
+/// ggml-hexagon's among them.
 ///
 /// SOURCE: llama.cpp ggml-hexagon htp/main.c (`vtcm_acquire`), with the same difference.
 const HOLDING_PRIORITY: u16 = 10;
@@ -55,10 +56,10 @@ unsafe impl<T> Sync for SingleThread<T> {}
 static SERVER: SingleThread<Option<Loop>> = SingleThread(UnsafeCell::new(None));
 static STATE: SingleThread<State> = SingleThread(UnsafeCell::new(State::new()));
 
-/// Returns the number of vector contexts, on each of which a thread computes.
+/// Returns the number of vector contexts; one thread computes on each.
 fn vector_units() -> usize {
-    // SOURCE: llama.cpp ggml-hexagon htp/main.c limits its threads to 10, and says that chips have
-    // typically 4.
+    // SOURCE: llama.cpp ggml-hexagon htp/main.c uses at most 10 threads, and says that chips
+    // typically have 4 units.
     const MOST: usize = 10;
     const USUAL: usize = 4;
     let [_, contexts, ..] = hap::qurt_hvx_get_units().to_le_bytes();
@@ -74,12 +75,12 @@ pub fn open() -> Result<u64, i32> {
         return Err(OUT_OF_HANDLES);
     }
     CLOSING.store(false, Ordering::Release);
-    // SAFETY: the session was free and is now this thread's: the last server, which had the state,
-    // is gone.
+    // SAFETY: this thread has just taken the free session. The last server, which had the state, is
+    // gone.
     let state = unsafe { &mut *STATE.0.get() };
     state.reset();
-    // SAFETY: only `Server` works with the unit, inside `serve`, where `Lent` holds the lock; there
-    // is one server.
+    // SAFETY: only `Server` uses the unit, inside `serve`, while `Lent` holds the lock; there is
+    // one server.
     let hmx = unsafe { Hmx::assume_held(Form::of_arch(ARCH)) };
     let units = Units {
         vtcm: Default::default(),
@@ -104,10 +105,10 @@ pub fn close() -> Result<(), i32> {
             Admission::Absent => return Err(INVALID_HANDLE),
         }
     }
-    // SAFETY: the session was idle and is now this thread's.
+    // SAFETY: this thread has just taken the idle session.
     let place = unsafe { &mut *SERVER.0.get() };
     if let Some(mut server) = place.take() {
-        // The host may have unmapped the ring.
+        // The host may already have unmapped the ring, so the server must not touch it again.
         server.close();
         server.platform().unmap_ring();
     }
@@ -123,17 +124,18 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
     }
     match STAGE.enter() {
         Admission::Admitted => {}
-        // A signal on the host ends only the host's side of a call, and the host repeats the call:
-        // the ring is being read already. If that ends now, the host sees so in the ring.
+        // A signal on the host interrupts only the host's side of a call. The host then repeats the
+        // call, while the first one still reads the ring. If the first one ends now, the host sees
+        // that in the ring.
         Admission::Busy if call.method == METHOD_SERVE => return Ok(()),
         Admission::Busy | Admission::Absent => return Err(ERROR_CALL),
     }
-    // SAFETY: the session was idle and is now this thread's.
+    // SAFETY: this thread has just taken the idle session.
     let place = unsafe { &mut *SERVER.0.get() };
     let result = match place {
         None => Err(INVALID_HANDLE),
         Some(server) => {
-            // Before the matrix unit is asked for.
+            // Power is requested before the matrix unit, which needs it.
             if call.method == METHOD_START {
                 let matrix = Start::uses_matrix(call.input);
                 server.platform().vote(Start::power_of(call.input), matrix);
@@ -150,12 +152,12 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
     result
 }
 
-/// Lends the units to the server for the time of a call.
+/// Gives the units to the server during a call.
 #[inline(never)]
 fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
     let call_starts = call.method == METHOD_START;
     let mut lent = if call_starts && Start::uses_matrix(call.input) {
-        // A system without the unit refuses one of the steps to it.
+        // A system without a matrix unit fails at one of the steps that acquire it.
         let lent = Lent::new(call.method, true);
         let has_matrix = (lent.as_ref()).is_ok_and(|lent| lock_matrix(server, lent.resource));
         match lent {
@@ -163,7 +165,7 @@ fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
                 unlock_matrix(server, lent.resource);
                 lent
             }
-            // These chips have the unit: another program has VTCM.
+            // These chips always have the unit, so another program has VTCM.
             Err(code) if ARCH >= 73 => return Err(code),
             refused => {
                 drop(refused);
@@ -179,8 +181,8 @@ fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
     if locked && !lock_matrix(server, lent.resource) {
         return Err(ERROR_UNITS);
     }
-    // SAFETY: `lent` holds the memory until the end of this function, where it is taken from the
-    // server again.
+    // SAFETY: `lent` holds the memory until the end of this function, where the server gives it
+    // back.
     server.units().vtcm = unsafe { lent.tiles() };
     let result = server.invoke(call);
     server.units().vtcm = Default::default();
@@ -193,8 +195,8 @@ fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
     result
 }
 
-/// Takes the matrix unit for the thread that computes with it, whose the lock is. Returns `false`
-/// if it is refused.
+/// Locks the matrix unit for the thread that computes with it, because a lock belongs to one
+/// thread. Returns `false` if the lock is refused.
 fn lock_matrix(server: &Loop, resource: c_uint) -> bool {
     let mut refused = 0;
     server.on_matrix_thread(|| refused = hap::compute_resource_hmx_lock(resource));
@@ -211,33 +213,33 @@ fn unlock_matrix(server: &Loop, resource: c_uint) {
     });
 }
 
-/// Returns `true` if the resource manager asks for VTCM when a client with the priority of this
-/// thread waits for it. Shells of some chips (V68) lack the function that lowers a holder's
+/// Returns `true` if the resource manager requests VTCM back when a client with this thread's
+/// priority waits for it. The shells of some chips (V68) lack the function that lowers a holder's
 /// priority.
 pub fn is_asked_for_vtcm() -> bool {
-    // SAFETY: the loader has set it, and nothing writes it.
+    // SAFETY: the loader has set the symbol, and nothing writes it later.
     let update = unsafe { hap::compute_resource_update_priority };
     // SAFETY: as above.
     let set = unsafe { hap::compute_resource_attr_set_release_callback };
     update.is_some() && set.is_some()
 }
 
-/// Has the resource manager ask for a resource when a client with the priority of this thread
-/// waits.
+/// Lowers a holder's priority, so that the resource manager requests a resource back when a client
+/// with the priority of this thread waits.
 fn hold_with_low_priority(resource: c_uint) {
-    // SAFETY: the loader has set it, and nothing writes it.
+    // SAFETY: the loader has set the symbol, and nothing writes it later.
     let Some(update) = (unsafe { hap::compute_resource_update_priority }) else {
         return;
     };
     let own = u16::try_from(thread_priority()).unwrap_or(0);
     if (1..=LOWEST_PRIORITY).contains(&own) {
         let priority = LOWEST_PRIORITY.min(own + HOLDING_PRIORITY);
-        // SAFETY: takes no address.
+        // SAFETY: the function takes no address.
         unsafe { update(resource, priority) };
     }
 }
 
-/// Remembers that others want VTCM.
+/// Records that another program waits for VTCM.
 extern "C" fn on_vtcm_wanted(_resource: c_uint, _context: *mut c_void) -> c_int {
     VTCM_WANTED.store(true, Ordering::Relaxed);
     0
@@ -256,13 +258,14 @@ impl Lent {
     fn new(method: u32, has_matrix: bool) -> Result<Self, i32> {
         let turns = match (method, has_matrix && ARCH < 73) {
             (METHOD_SERVE, _) => 1,
-            // A chip of these may have no matrix unit, and then this wait is in vain.
+            // Chips of these versions may have no matrix unit, so the wait for it may be in vain
+            // and is short.
             (_, true) => ACQUIRE_TURNS / 10,
             (_, false) => ACQUIRE_TURNS,
         };
         let mut bytes = 0;
         let (layout, free) = (core::ptr::null_mut(), core::ptr::null_mut());
-        // SAFETY: writes the size; no layout and no free size are asked for.
+        // SAFETY: the call writes the size; layout and free size are not requested.
         let asked =
             unsafe { hap::compute_resource_query_VTCM(0, &raw mut bytes, layout, free, layout) };
         if asked != 0 || bytes == 0 {
@@ -274,12 +277,13 @@ impl Lent {
         let mut failed = unsafe { hap::compute_resource_attr_init(attributes) };
         // SAFETY: initialized above.
         failed |= unsafe { hap::compute_resource_attr_set_serialize(attributes, 0) };
-        // One page: the matrix unit wants its operands in one.
+        // VTCM of a single page, which the matrix unit needs for its operands.
         // SAFETY: as above.
         failed |= unsafe { hap::compute_resource_attr_set_vtcm_param(attributes, bytes, 1) };
         VTCM_WANTED.store(false, Ordering::Relaxed);
-        // A system that has the function and fails does not ask; that is no reason to refuse.
-        // SAFETY: the loader has set it, and nothing writes it.
+        // On a system that fails here, no other program can ask for VTCM; that is no reason to
+        // refuse the call.
+        // SAFETY: the loader has set the symbol, and nothing writes it later.
         if let Some(set) = unsafe { hap::compute_resource_attr_set_release_callback } {
             // SAFETY: as above; the callback needs no context.
             unsafe { set(attributes, on_vtcm_wanted, core::ptr::null_mut()) };
@@ -296,7 +300,7 @@ impl Lent {
             let resource = unsafe { hap::compute_resource_acquire(attributes, ACQUIRE_US) };
             if resource != 0 {
                 hold_with_low_priority(resource);
-                // SAFETY: acquired.
+                // SAFETY: the resource was acquired above.
                 let start = unsafe { hap::compute_resource_attr_get_vtcm_ptr(attributes) };
                 let lent = Self {
                     resource,
@@ -322,7 +326,8 @@ impl Lent {
     /// # Safety
     /// - The result is not used when `self` is dropped, and only one of it exists.
     unsafe fn tiles(&mut self) -> &'static mut [Tile] {
-        // SAFETY: acquired, aligned by the check in `new`, and any bytes are tiles.
+        // SAFETY: the memory is acquired, `new` has checked its alignment, and any bytes are valid
+        // tiles.
         unsafe { core::slice::from_raw_parts_mut(self.start, self.bytes / F16_TILE_BYTES) }
     }
 }

@@ -4,7 +4,7 @@
 //! it.
 //!
 //! SOURCE: names and numbers, qualcomm/fastrpc inc/AEEStdErr.h. Hints: where the library's source
-//! returns them, and users' reports as named beside them.
+//! returns them, and users' reports, named with each.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -94,7 +94,7 @@ codes! {
     EFOPEN = 0x57, "AEE_EFOPEN", "a file or the FastRPC device cannot be opened";
     /// Mapping failed.
     EMMAP = 0x65, "AEE_EMMAP", "memory cannot be mapped on the DSP: its address space may be full";
-    /// The process on the DSP is gone. The same number also stands for `AEE_ENORPCMEMORY`.
+    /// The process on the DSP is gone. The same number is also `AEE_ENORPCMEMORY`.
     ECONNRESET = 104, "AEE_ECONNRESET", "the DSP restarted, or the process on it was ended";
     /// Not initialized.
     ENOTINITIALIZED = 0x6b, "AEE_ENOTINITIALIZED", "not initialized";
@@ -126,11 +126,11 @@ codes! {
 /// The DSP's form of a code: `dsp(EUNABLETOLOAD)` is 0x80000406.
 #[must_use]
 pub const fn dsp(code: c_int) -> c_int {
-    // CAST: the same 32 bits.
+    // CAST: the same 32 bits as a signed number.
     DSP_OFFSET.wrapping_add(code.cast_unsigned()).cast_signed()
 }
 
-/// A return code as a user can read it: name, number, what to look at.
+/// A return code as a user can read it: name, number, where to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescribedCode(c_int);
 

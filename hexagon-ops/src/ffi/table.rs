@@ -64,9 +64,9 @@ api_table! {
     {
         /// Allocates shared memory, less than 2 GiB of it: (heap, flags, bytes); null on failure.
         rpcmem_alloc = "rpcmem_alloc": unsafe extern "C" fn(c_int, u32, c_int) -> *mut c_void;
-        /// Frees it.
+        /// Frees memory of `rpcmem_alloc`.
         rpcmem_free = "rpcmem_free": unsafe extern "C" fn(*mut c_void);
-        /// Its file descriptor; -1 for other addresses.
+        /// Returns the file descriptor of such memory; -1 for other addresses.
         rpcmem_to_fd = "rpcmem_to_fd": unsafe extern "C" fn(*mut c_void) -> c_int;
         /// Loads a module into the process on the DSP, and starts that process if need be: (URI,
         /// out handle).

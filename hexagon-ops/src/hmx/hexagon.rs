@@ -9,8 +9,8 @@ use core::arch::asm;
 use super::{Fault, Form, MAX_DEEP, ScaleBlock};
 use crate::layout::{F16_TILE_BYTES, Tile};
 
-/// The operand of a store beside its address: a tile's last byte on V68 and V69, as their programs
-/// have it.
+/// The second operand of a store, after its address: a tile's last byte on V68 and V69, as in their
+/// programs.
 ///
 /// SOURCE: "HMX feature validation on Snapdragon 888" for 2047, llama.cpp ggml-hexagon
 /// htp/hmx-utils.h for 0.
@@ -25,7 +25,7 @@ const STORE_RANGE: usize = if cfg!(target_feature = "hvxv73") {
 pub struct Hmx(Form);
 
 impl Hmx {
-    /// Creates the proof without taking the unit.
+    /// Creates the proof without locking the unit.
     ///
     /// # Safety
     /// - Unless `form` is [`Form::Vectors`], each thread that calls a method holds the HMX lock and
@@ -38,13 +38,14 @@ impl Hmx {
         Self(form)
     }
 
-    /// Returns what computes the products. With [`Form::Vectors`], no method below may be called.
+    /// Returns the form of the unit that computes the products. With [`Form::Vectors`], no method
+    /// below may be called.
     #[must_use]
     pub fn form(&self) -> Form {
         self.0
     }
 
-    /// Has the vector units compute all products from now on.
+    /// Makes the vector units compute all products from now on.
     pub fn leave_alone(&mut self) {
         self.0 = Form::Vectors;
     }

@@ -60,21 +60,22 @@ impl Hmx {
         }
     }
 
-    /// Has stores clip results to less than 2, as a unit without scales does with the control block
-    /// of a unit with scales.
+    /// Makes stores clip results to less than 2, as a unit without scales does if it gets the
+    /// control block of a unit with scales.
     #[must_use]
     pub fn clipping(mut self) -> Self {
         self.clips = true;
         self
     }
 
-    /// Returns what computes the products. With [`Form::Vectors`], every method below is a fault.
+    /// Returns the form of the unit that computes the products. With [`Form::Vectors`], every
+    /// method below is a fault.
     #[must_use]
     pub fn form(&self) -> Form {
         self.form
     }
 
-    /// Has the vector units compute all products from now on.
+    /// Makes the vector units compute all products from now on.
     pub fn leave_alone(&mut self) {
         self.form = Form::Vectors;
     }
@@ -160,7 +161,7 @@ impl Hmx {
         if self.clips {
             let halves: &mut [[u16; 64]; TILE_DIM / 2] = bytemuck::cast_mut(out);
             for half in halves.as_flattened_mut() {
-                // The f16 below 2.
+                // 0x3fff is the largest f16 below 2.
                 *half = *half & 0x8000 | (*half & 0x7fff).min(0x3fff);
             }
         }

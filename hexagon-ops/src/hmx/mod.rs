@@ -9,7 +9,7 @@
 //!
 //! All operands are in VTCM. The hardware reports neither an unaligned operand, nor one outside
 //! VTCM, nor an overflow of FP16. The types [`Tile`] and [`ScaleBlock`] guarantee the alignment;
-//! the host version checks the rest and remembers the first [`Fault`]. Inputs must be finite and at
+//! the host version checks the rest and records the first [`Fault`]. Inputs must be finite and at
 //! most 65504; the result of larger ones differs between chips.
 //!
 //! V68 and V69 have an older form, [`Form::RoundOnly`]: stores only round, and their control block
@@ -40,7 +40,7 @@ pub mod vectors;
 use crate::hvx;
 use crate::layout::Line;
 
-/// Most tiles along K that one multiply takes.
+/// Maximum number of tiles along K in one multiplication.
 ///
 /// SOURCE: a packet multiplies at most 1024 input channels of FP16 and drops the rest silently;
 /// 80-N2040-62 as quoted by public emulators of the unit.
@@ -102,8 +102,8 @@ impl ScaleBlock {
         let mut words = [0; 64];
         let mut c = 0;
         while c < 32 {
-            // A whole word and not a halfword in both halves, because the upper half is the output
-            // bias.
+            // The scale is the lower half of a word; the upper half, which is the output bias,
+            // stays 0.
             words[c] = scale as u32;
             c += 1;
         }

@@ -25,7 +25,7 @@ const ALL_PAIRS: usize = TILE_DIM / 2;
 /// - `act`: 32 rows, tiles of K one after the other
 /// - `weights`: as many tiles of one strip
 /// - `scale`: that of the store; one for all columns, as [`ScaleBlock::splat`] has it
-/// - `n_rows`: rows that are computed; pairs of other rows keep what `out` has
+/// - `n_rows`: number of rows to compute; in `out`, pairs of other rows are unchanged
 pub fn multiply(act: &[Tile], weights: &[Tile], scale: &ScaleBlock, n_rows: usize, out: &mut Tile) {
     hvx::widest(Product {
         act,
@@ -49,8 +49,8 @@ impl hvx::Kernel for Product<'_> {
 
     #[inline(always)]
     fn run(self) {
-        // A word of the block has the scale in its lower half; both halves of a product's word are
-        // scaled.
+        // A word of the block has the scale in its lower half. It is copied to both halves, because
+        // each word of a product has two f16.
         let halves = (self.scale & 0xffff) as u16;
         let (scale, _) = hvx::widen_mul_f16(hvx::splat_h(halves), hvx::splat_h(0x3c00));
         let (act, weights) = (self.act, self.weights);

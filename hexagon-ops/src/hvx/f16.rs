@@ -11,8 +11,8 @@ pub(super) fn to_f32(h: u16) -> f32 {
 #[inline(always)]
 pub(super) fn word_to_f32(h: u32) -> f32 {
     let magnitude = h & 0x7fff;
-    // The f16 exponent and fraction, moved into f32's fields, are 2^112 too small. The
-    // multiplication corrects that and normalizes subnormals.
+    // Moving the f16 exponent and fraction into f32's fields gives a number that is 2^112 too
+    // small. The multiplication corrects that and normalizes subnormals.
     let finite = (f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000)).to_bits();
     let bits = if magnitude >= 0x7c00 {
         (magnitude << 13) | 0x7f80_0000
@@ -28,12 +28,12 @@ pub(super) fn from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let sign = (bits >> 16) & 0x8000;
-    // Normal results: round the 13 bits that fall off, then move the exponent's bias. Smaller
-    // numbers wrap, and are not used.
+    // Normal results: round off the lowest 13 bits, then adjust the exponent's bias. Smaller
+    // magnitudes wrap here, and the next step replaces them.
     let half_less = 0xfff + ((magnitude >> 13) & 1);
     let normal = magnitude.wrapping_sub(0x3800_0000).wrapping_add(half_less) >> 13;
-    // Subnormal results: adding 0.5 puts the last bit of f16 at the last bit of the sum, and the
-    // sum rounds.
+    // Subnormal results: adding 0.5 puts the last bit of f16 at the last bit of the sum, so the
+    // addition rounds correctly.
     let subnormal = (f32::from_bits(magnitude) + 0.5)
         .to_bits()
         .wrapping_sub(0x3f00_0000);
@@ -74,7 +74,8 @@ mod tests {
                 have.to_bits() == want.to_bits() || (have.is_nan() && want.is_nan()),
                 "{bits:#06x}"
             );
-            // The value itself, halfway to the next one, and just below and above that.
+            // The value itself, the middle between it and the next value, and one step below and
+            // above that middle.
             for offset in [0, 0x0fff, 0x1000, 0x1001] {
                 let x = f32::from_bits(want.to_bits().wrapping_add(offset));
                 let (have, want) = (from_f32(x), half::f16::from_f32(x));

@@ -102,12 +102,12 @@ vector_ops! {
     interleave_odd_h(a, b) = Q6_Vh_vshuffo_VhVh(b, a);
     /// Returns the low halves of the words of `a`, then those of `b`: `Q6_Vh_vpacke_VwVw`.
     pack_low_h(a, b) = Q6_Vh_vpacke_VwVw(b, a);
-    /// Returns the larger lanes of f16: `Q6_Vhf_vmax_VhfVhf`. Neither may be NaN; which zero is
+    /// Returns the larger lanes of f16: `Q6_Vhf_vmax_VhfVhf`. NaN is not allowed; which zero is
     /// larger is not defined.
     max_f16(a, b) = Q6_Vhf_vmax_VhfVhf(a, b);
-    /// Returns the larger lanes of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
+    /// Returns the larger lanes of f32: `Q6_Vsf_vmax_VsfVsf`. NaN is not allowed.
     max_f32(a, b) = Q6_Vsf_vmax_VsfVsf(a, b);
-    /// Returns the smaller lanes of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
+    /// Returns the smaller lanes of f32: `Q6_Vsf_vmin_VsfVsf`. NaN is not allowed.
     min_f32(a, b) = Q6_Vsf_vmin_VsfVsf(a, b);
 }
 
@@ -185,7 +185,7 @@ pub fn splat_b(value: u8) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn load(from: &Line) -> Vector {
-    // SAFETY: a `Line` has the size and alignment of a vector, and any bytes are a vector.
+    // SAFETY: a `Line` has the size and alignment of a vector, and any bytes are a valid vector.
     Vector(unsafe { *core::ptr::from_ref(from).cast::<arch::HvxVector>() })
 }
 
@@ -207,8 +207,8 @@ pub(super) fn store_first(to: &mut core::mem::MaybeUninit<Line>, v: Vector) {
 #[must_use]
 #[inline(always)]
 pub fn load_f32(from: &[f32; 32]) -> Vector {
-    // SAFETY: 32 f32 have the size of a vector, any bytes are a vector, and the read assumes no
-    // alignment.
+    // SAFETY: 32 f32 have the size of a vector, any bytes are a valid vector, and the read assumes
+    // no alignment.
     Vector(unsafe {
         core::ptr::from_ref(from)
             .cast::<arch::HvxVector>()
@@ -233,8 +233,8 @@ pub fn store_f32(to: &mut [f32; 32], v: Vector) {
 pub fn copy(to: &mut [Line], from: &[Line]) {
     let zero = splat_w(0);
     for (to, from) in to.iter_mut().zip(from) {
-        // The operation with `zero` is opaque to the compiler, which would otherwise call its own
-        // copy of aligned doublewords, 8 bytes a packet.
+        // Combining with `zero` hides the copy from the compiler, which would otherwise call its
+        // function for copies of aligned doublewords, which moves 8 bytes a packet.
         store(to, or(load(from), zero));
     }
 }
@@ -250,7 +250,7 @@ pub fn zeros<const LINES: usize>() -> [Line; LINES] {
         // SAFETY: the i-th of `LINES` lines, which have the size and alignment of a vector.
         unsafe { first.wrapping_add(i).write(zero.0) }
     }
-    // SAFETY: every line has been written, and any bytes are a line.
+    // SAFETY: every line has been written, and any bytes are a valid line.
     unsafe { out.assume_init() }
 }
 
@@ -266,8 +266,8 @@ pub fn clear(lines: &mut [Line]) {
 #[must_use]
 #[inline(always)]
 pub fn load_bytes(from: &[u8; 128]) -> Vector {
-    // SAFETY: the bytes have the size of a vector, any bytes are a vector, and the read assumes no
-    // alignment.
+    // SAFETY: the bytes have the size of a vector, any bytes are a valid vector, and the read
+    // assumes no alignment.
     Vector(unsafe {
         core::ptr::from_ref(from)
             .cast::<arch::HvxVector>()
@@ -278,8 +278,8 @@ pub fn load_bytes(from: &[u8; 128]) -> Vector {
 /// Writes 128 bytes at any address: a `vmemu` store.
 #[inline(always)]
 pub fn store_bytes(to: &mut [u8; 128], v: Vector) {
-    // SAFETY: the bytes have the size of a vector, any bits are bytes, and the write assumes no
-    // alignment.
+    // SAFETY: the bytes have the size of a vector, any bits are valid bytes, and the write assumes
+    // no alignment.
     unsafe {
         core::ptr::from_mut(to)
             .cast::<arch::HvxVector>()
@@ -374,7 +374,7 @@ pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
     split(unsafe { arch::Q6_W_vdeal_VVR(b.0, a.0, -4) })
 }
 
-/// Returns the words of `a` and `b` in turns, (from the lower halves, from the upper halves):
+/// Returns the interleaved words of `a` and `b`, (from the lower halves, from the upper halves):
 /// `Q6_W_vshuff_VVR` by -4.
 #[must_use]
 #[inline(always)]
@@ -386,8 +386,8 @@ pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
 /// Exchanges the odd blocks of `WORDS` words of `a` with the even ones of `b`: `Q6_W_vshuff_VVR` by
 /// 4 · `WORDS`.
 ///
-/// `WORDS` is a power of two below 32. Returns (even blocks of both in turns, odd blocks of both in
-/// turns).
+/// `WORDS` is a power of two below 32. Returns (even blocks of both, interleaved; odd blocks of
+/// both, interleaved).
 #[must_use]
 #[inline(always)]
 pub fn swap_blocks<const WORDS: usize>(a: Vector, b: Vector) -> (Vector, Vector) {
@@ -442,15 +442,14 @@ fn order_w(a: Vector) -> Vector {
     sub_w(magnitude, and(shl_w(magnitude, 1), is_negative))
 }
 
-/// Returns `x` where `a > b` as f32, else `y`, by integer operations. Neither `a` nor `b` may be
-/// NaN.
+/// Returns `x` where `a > b` as f32, else `y`, by integer operations. `a` and `b` may not be NaN.
 ///
 /// The nightly declares the intrinsics of vector predicates with signatures that its LLVM refuses.
 #[must_use]
 #[inline(always)]
 pub fn select_gt_f32(a: Vector, b: Vector, x: Vector, y: Vector) -> Vector {
     let b = order_w(b);
-    // `more` is not zero where `a` is larger; the next step sets all bits there.
+    // `more` is nonzero where `a` is larger; the next step turns that into a word of ones.
     let more = sub_w(max_w(order_w(a), b), b);
     let is_more = shr_w(or(more, sub_w(splat_w(0), more)), 31);
     let mask = sub_w(splat_w(0), is_more);
@@ -495,8 +494,8 @@ mod float {
         super::interleave_b(bytes, super::splat_b(crate::hvx::SPREAD_EXPONENT))
     }
 
-    /// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same
-    /// `zero`: [`sub_f16`].
+    /// Undoes [`spread_b`] for halfwords that it made with the same `zero`: returns the bytes less
+    /// `zero` as f16, by [`sub_f16`].
     #[must_use]
     #[inline(always)]
     pub fn f16_from_spread(halves: Vector, zero: u8) -> Vector {

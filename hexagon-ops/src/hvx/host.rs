@@ -27,9 +27,9 @@ macro_rules! lanes {
     }};
 }
 
-/// Declares a portable form that has an accelerated one on x86-64. It is a separate function: every
-/// kernel would contain it many times, which took most of the time that kernels take to compile.
-/// The stand-in alone runs it.
+/// Declares a portable form that has an accelerated one on x86-64. It is a separate function:
+/// inlined, every kernel would contain it many times, and most of the kernels' compile time would
+/// be spent on it. Only the stand-in runs it.
 macro_rules! portable {
     ($(#[$attribute:meta])* fn $($rest:tt)+) => {
         $(#[$attribute])*
@@ -561,7 +561,7 @@ pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
     (cast(even), cast(odd))
 }
 
-/// Returns the words of `a` and `b` in turns, (from the lower halves, from the upper halves):
+/// Returns the interleaved words of `a` and `b`, (from the lower halves, from the upper halves):
 /// `Q6_W_vshuff_VVR` by -4.
 #[must_use]
 #[inline(always)]
@@ -581,8 +581,8 @@ pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
 /// Exchanges the odd blocks of `WORDS` words of `a` with the even ones of `b`: `Q6_W_vshuff_VVR` by
 /// 4 · `WORDS`.
 ///
-/// `WORDS` is a power of two below 32. Returns (even blocks of both in turns, odd blocks of both in
-/// turns).
+/// `WORDS` is a power of two below 32. Returns (even blocks of both, interleaved; odd blocks of
+/// both, interleaved).
 #[must_use]
 #[inline(always)]
 pub fn swap_blocks<const WORDS: usize>(a: Vector, b: Vector) -> (Vector, Vector) {

@@ -1,7 +1,7 @@
 //! The 128-byte vector type of Hexagon's vector units (HVX), and the operations that the kernels
 //! use.
 //!
-//! The name of each operation says what it does, and its documentation names the intrinsic.
+//! Each operation is named after its effect, and its documentation names the intrinsic.
 //! `hexagon.rs` implements it for the device with one intrinsic, or two where the architecture has
 //! no single one. `host.rs` gives the same operation its architectural meaning on arrays, written
 //! so that the compiler vectorizes it. Lanes are little-endian: b = 8, h = 16, w = 32 bits; f16 and
@@ -93,8 +93,8 @@ pub const HAS_IEEE: bool = cfg!(any(
     target_feature = "hvx-ieee-fp"
 ));
 
-/// The byte that [`spread_b`] puts above another one with IEEE arithmetic: above the byte u it
-/// reads as the f16 1024 + u.
+/// With IEEE arithmetic, the upper byte of each halfword that [`spread_b`] makes. With the byte u
+/// below it, the halfword is the f16 number 1024 + u.
 pub const SPREAD_EXPONENT: u8 = 0x64;
 
 /// Returns the f16 of unsigned bytes less `zero`, (even bytes, odd bytes): [`spread_b`],
@@ -106,8 +106,8 @@ pub fn f16_from_b(bytes: Vector, zero: u8) -> (Vector, Vector) {
     (f16_from_spread(even, zero), f16_from_spread(odd, zero))
 }
 
-/// Returns the halfwords of `a` shifted right by `COUNT`, zeros shifted in, as [`shr_h`] does.
-/// Takes a multiplier instead of the only shift unit.
+/// Returns the halfwords of `a` shifted right by `COUNT`, zeros shifted in, as [`shr_h`] does. Uses
+/// a multiplier, because there is only one shift unit.
 #[must_use]
 #[inline(always)]
 pub fn shr_by_mul_h<const COUNT: u32>(a: Vector) -> Vector {
@@ -157,7 +157,7 @@ pub fn larger_f32(largest: Vector, elems: Vector) -> Vector {
 ///
 /// `run` and every function with vectors that it calls must be `inline(always)`: only inlined code
 /// is compiled for the machine's vectors, and neither closures nor functions passed as values are
-/// sure to be inlined.
+/// always inlined.
 pub trait Kernel {
     /// Result of the kernel.
     type Output;

@@ -1,10 +1,11 @@
-//! Moves of rows that have equal distances, checked together: a row of a few lines takes a few
-//! packets, where a call of `memcpy` takes twenty.
+//! Moves of rows at equal distances, which are checked together. Moving a row of a few lines costs
+//! a few packets, where a call of `memcpy` costs twenty.
 
 use super::{load, load_bytes, store, store_bytes};
 use crate::layout::{LINE_BYTES, Line};
 
-/// Bytes of a row for which `memcpy` is faster unless all lines are aligned: it aligns its stores.
+/// Length in bytes of the rows from which `memcpy` is faster, because it aligns its stores. If all
+/// lines are aligned, it is not faster.
 const LONG: usize = 12 * LINE_BYTES;
 
 /// Rows that are moved.
@@ -16,21 +17,21 @@ pub struct Moved {
     pub row_bytes: usize,
     /// Bytes from the start of a row of the result to that of the next; not less than a row.
     pub to_stride: usize,
-    /// The same of the source.
+    /// The same for the source.
     pub from_stride: usize,
 }
 
 impl Moved {
     /// Returns the bytes from the first row's first to the last row's last at `stride`; `None` if
-    /// that overflows, or if there is no row.
+    /// that overflows, or without rows.
     fn reach(&self, stride: usize) -> Option<usize> {
         let last = self.count.checked_sub(1)?.checked_mul(stride)?;
         last.checked_add(self.row_bytes)
     }
 }
 
-/// Moves rows, the first of which starts with `to` and with `from`. Rows that end after either are
-/// left out.
+/// Moves rows; the first one is at the start of `from` and of `to`. Rows that would end after
+/// either slice are left out.
 pub fn move_rows(to: &mut [u8], from: &[u8], rows: Moved) {
     let bytes = rows.row_bytes;
     if (rows.to_stride, rows.from_stride) == (bytes, bytes) {
@@ -64,17 +65,17 @@ pub fn move_rows(to: &mut [u8], from: &[u8], rows: Moved) {
         }
         return;
     }
-    // Rows of few lines are moved without a loop over them.
+    // Rows of up to a few lines are moved without a loop over their lines.
     let lines = match bytes.is_multiple_of(LINE_BYTES) {
         true => bytes / LINE_BYTES,
         false => 0,
     };
-    // Not by a pointer to the function: a library for the DSP has no calls whose stack cannot be
-    // reckoned.
+    // A match instead of a function pointer, because the stack that a library for the DSP needs is
+    // computed from its call graph, which indirect calls would hide.
     macro_rules! by {
         ($is_aligned:literal, $lines:literal) => {
-            // SAFETY: `is_inside` says that the last row, and so each one, ends inside both;
-            // alignment and lines are those of the rows.
+            // SAFETY: `is_inside` has checked that the last row, and so every row, ends inside
+            // both; alignment and number of lines are those of the rows.
             unsafe { by_lines::<$is_aligned, $lines>(to.as_mut_ptr(), from.as_ptr(), rows) }
         };
     }
@@ -126,7 +127,7 @@ unsafe fn by_lines<const ALIGNED: bool, const LINES: usize>(
         0 => rows.row_bytes / LINE_BYTES,
         lines => lines,
     };
-    // The last line of a row overlaps the one before it.
+    // Rows that do not end at a line: their last line overlaps the one before it.
     let last = rows.row_bytes - LINE_BYTES;
     let has_rest = LINES == 0 && !rows.row_bytes.is_multiple_of(LINE_BYTES);
     let (mut to, mut from) = (to, from);
@@ -160,12 +161,12 @@ unsafe fn by_lines<const ALIGNED: bool, const LINES: usize>(
 #[inline(always)]
 unsafe fn move_line<const ALIGNED: bool>(to: *mut u8, from: *const u8) {
     if ALIGNED {
-        // SAFETY: by the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let from = unsafe { &*from.cast::<Line>() };
-        // SAFETY: by the caller's promise.
+        // SAFETY: guaranteed by the caller.
         store(unsafe { &mut *to.cast::<Line>() }, load(from));
     } else {
-        // SAFETY: by the caller's promise; bytes need no alignment.
+        // SAFETY: guaranteed by the caller; bytes need no alignment.
         let from = unsafe { &*from.cast::<[u8; LINE_BYTES]>() };
         // SAFETY: as above.
         store_bytes(unsafe { &mut *to.cast() }, load_bytes(from));

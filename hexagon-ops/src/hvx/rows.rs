@@ -12,7 +12,7 @@ fn fits(count: usize, step: usize, len: usize) -> bool {
     last.is_some_and(|last| last < len)
 }
 
-/// Groups of `N` rows that are there.
+/// Groups of `N` rows that are inside of a slice.
 #[derive(Clone, Copy)]
 pub struct RowGroups<'a, const N: usize> {
     elems: &'a [[f32; 32]],
@@ -41,7 +41,8 @@ impl<'a, const N: usize> RowGroups<'a, N> {
         let first = group.min(self.groups - 1) * N;
         let mut rows = [super::splat_w(0); N];
         for (i, row) in rows.iter_mut().enumerate() {
-            // SAFETY: row `first + i` is one of `groups · N`, of which `fits` has checked the last.
+            // SAFETY: row `first + i` is one of the `groups · N` rows, and `fits` has checked the
+            // last of them.
             *row = load_f32(unsafe { self.elems.get_unchecked((first + i) * self.step) });
         }
         rows
@@ -67,7 +68,8 @@ pub fn update_rows<const N: usize>(
     for group in 0..groups {
         let mut rows = [super::splat_w(0); N];
         for (i, row) in rows.iter_mut().enumerate() {
-            // SAFETY: this row is one of `groups · N`, of which `fits` has checked the last.
+            // SAFETY: this row is one of the `groups · N` rows, and `fits` has checked the last of
+            // them.
             *row = load_f32(unsafe { elems.get_unchecked(first + i * step) });
         }
         for (i, row) in f(group, rows).into_iter().enumerate() {

@@ -5,7 +5,7 @@ use core::mem::MaybeUninit;
 use super::{Vector, store_first};
 use crate::layout::Line;
 
-/// Two planes of up to `N` lines each, the first `counts` of which have been written.
+/// Two planes of up to `N` lines each. In each, the first `counts` lines have been written.
 pub struct LinePlanes<const N: usize> {
     planes: MaybeUninit<[[Line; N]; 2]>,
     counts: [usize; 2],
@@ -22,8 +22,8 @@ impl<const N: usize> LinePlanes<N> {
         }
     }
 
-    /// Replaces the lines by those of `items`, each of which adds `COUNT` lines to both planes;
-    /// items that find no room are left out.
+    /// Replaces the lines by those of `items`. Each item adds `COUNT` lines to both planes; items
+    /// without room are left out.
     #[inline(always)]
     pub fn fill<const COUNT: usize>(&mut self, items: impl Iterator<Item = [[Vector; COUNT]; 2]>) {
         let planes = self
@@ -31,8 +31,8 @@ impl<const N: usize> LinePlanes<N> {
             .as_mut_ptr()
             .cast::<[[MaybeUninit<Line>; N]; 2]>();
         self.counts = [0; 2];
-        // SAFETY: the memory is borrowed by `self`, and lines that may not be written have the
-        // layout of lines and need no content.
+        // SAFETY: `self` borrows the memory. Lines of `MaybeUninit` have the layout of lines and
+        // may be uninitialized.
         let [first, second] = unsafe { &mut *planes };
         let first = first.as_chunks_mut::<COUNT>().0.iter_mut();
         let second = second.as_chunks_mut::<COUNT>().0.iter_mut();
@@ -77,8 +77,8 @@ impl<const N: usize> LinePlanes<N> {
         let first = self.planes.as_ptr().cast::<Line>();
         let [count, other_count] = self.counts;
         [(first, count), (first.wrapping_add(N), other_count)].map(|(plane, count)| {
-            // SAFETY: the first `count` lines of each plane have been written, and a plane has `N`,
-            // of which `count` is not more.
+            // SAFETY: the first `count` lines of each plane have been written, and `count` is at
+            // most `N`, the lines of a plane.
             unsafe { core::slice::from_raw_parts(plane, count) }
         })
     }

@@ -5,8 +5,8 @@ use core::marker::PhantomData;
 use super::{Vector, load, load_bytes, splat_w};
 use crate::layout::{LINE_BYTES, TILE_DIM};
 
-/// Vectors at equal distances: the first lines of rows of a tensor, for example. `WIDTH` of them
-/// follow each other at each place. Vectors of `ALIGNED` ones are aligned to their length.
+/// Vectors at equal distances: the first lines of rows of a tensor, for example. At each place
+/// there are `WIDTH` successive vectors. If `ALIGNED`, each vector is aligned to its length.
 ///
 /// All of them are inside memory that was checked once, so that loops over them have no branches.
 #[derive(Clone, Copy, Debug)]
@@ -18,8 +18,8 @@ pub struct StridedVectors<'a, const WIDTH: usize = 1, const ALIGNED: bool = fals
 }
 
 impl<'a, const WIDTH: usize> StridedVectors<'a, WIDTH> {
-    /// Returns `count` places, the first of which starts with `bytes`; `None` if the last one ends
-    /// after them, or if there are none.
+    /// Returns `count` places, starting with `bytes`; `None` if the last one would end after the
+    /// slice, or if `count` is 0.
     #[must_use]
     #[inline(always)]
     pub fn new(bytes: &'a [u8], stride_bytes: usize, count: usize) -> Option<Self> {
@@ -101,7 +101,7 @@ impl<'a, const ALIGNED: bool> Square<'a, ALIGNED> {
 /// Fours of a square.
 pub const FOURS: usize = TILE_DIM / 4;
 
-/// Eight times four vectors, of which four are the current ones.
+/// Eight times four vectors; four of them are the current ones.
 #[derive(Debug)]
 pub struct Fours<'a, const ALIGNED: bool> {
     /// First vector of the current four, and of the last four.
@@ -122,7 +122,8 @@ impl<const ALIGNED: bool> Fours<'_, ALIGNED> {
     pub fn load<const I: usize>(&self) -> Vector {
         const { assert!(I < 4) };
         let place = self.first.wrapping_add(I * self.apart_bytes);
-        // SAFETY: one of the vectors of a square, and aligned if it is.
+        // SAFETY: `place` is one of the vectors of a square, which are all aligned if the square
+        // is.
         unsafe { load_at::<ALIGNED>(place) }
     }
 
@@ -141,10 +142,10 @@ impl<const ALIGNED: bool> Fours<'_, ALIGNED> {
 #[inline(always)]
 unsafe fn load_at<const ALIGNED: bool>(place: *const u8) -> Vector {
     if ALIGNED {
-        // SAFETY: by the caller's promise.
+        // SAFETY: guaranteed by the caller.
         load(unsafe { &*place.cast() })
     } else {
-        // SAFETY: by the caller's promise; bytes need no alignment.
+        // SAFETY: guaranteed by the caller; bytes need no alignment.
         load_bytes(unsafe { &*place.cast() })
     }
 }
@@ -159,7 +160,7 @@ impl<const WIDTH: usize, const ALIGNED: bool> Iterator for StridedVectors<'_, WI
         self.first = place.wrapping_add(self.stride_bytes);
         let mut vectors = [splat_w(0); WIDTH];
         for v in &mut vectors {
-            // SAFETY: inside the memory that `new` has checked, and `aligned` its alignment.
+            // SAFETY: inside the memory that `new` has checked, and `aligned` is its alignment.
             *v = unsafe { load_at::<ALIGNED>(place) };
             place = place.wrapping_add(LINE_BYTES);
         }

@@ -140,7 +140,7 @@ fn low_bytes(words: [__m256i; 2]) -> __m256i {
 #[inline]
 fn lookup16_avx2(index: Vector, table: Vector) -> (Vector, Vector) {
     let table: [__m256i; 4] = cast(table);
-    // Entry e is halfword 2e: the low half of word e.
+    // Entry e is in halfword 2e, which is the low half of word e.
     let low_table = low_bytes([table[0], table[1]]);
     let high_table = low_bytes([
         _mm256_srli_epi32::<8>(table[0]),
@@ -168,7 +168,7 @@ fn lookup16_avx2(index: Vector, table: Vector) -> (Vector, Vector) {
 #[inline]
 fn lookup16_b_avx2(index: Vector, table: Vector) -> Vector {
     let table: [__m256i; 4] = cast(table);
-    // Entry e is byte 2e: the low byte of halfword e.
+    // Entry e is in byte 2e, which is the low byte of halfword e.
     let mask = _mm256_set1_epi16(0xff);
     let halves = _mm256_and_si256(table[0], mask);
     let bytes: __m128i = _mm_packus_epi16(
@@ -232,8 +232,8 @@ fn widen_f16c(v: Vector) -> (Vector, Vector) {
             _mm256_srli_epi32::<16>(pair[1]),
         ];
         for (out, [a, b]) in [(&mut even, low), (&mut odd, high)] {
-            // Packing works on halves of 128 bits; the permutation restores the order of the
-            // quarters.
+            // The pack instruction works on halves of 128 bits each; the permutation restores the
+            // order of the quarters.
             let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(a, b));
             out[2 * i] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
             out[2 * i + 1] = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves));
@@ -319,7 +319,8 @@ mod tests {
             }))
         };
         for turn in 0..400 {
-            // Without bit 14 f16 are below 2; without bits 13 and 12 many are subnormal.
+            // With bit 14 cleared, f16 are below 2; with bits 13 and 12 cleared too, many are
+            // subnormal.
             let mask = [0xbfff, 0x8fff, 0xbbff][turn % 3];
             let inputs = [vector(mask), vector(mask), vector(mask)];
             let accelerated = all(inputs);

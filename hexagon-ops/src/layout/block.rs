@@ -52,8 +52,8 @@ impl BlockPlan {
         Self {
             header: [
                 (0, layout.scale_offset(kt, n), scale_bytes),
-                // Types without minima have no such plane: an empty range at the panel's start
-                // stands for it.
+                // Types without minima have no such plane, so an empty range at the panel's start
+                // is returned.
                 (
                     scale_bytes,
                     if min_bytes == 0 {
@@ -183,7 +183,7 @@ impl MatrixLayout {
     /// - `row`: [`Self::ggml_row_bytes`] bytes, blocks in ggml's order
     ///
     /// # Errors
-    /// `Index` if there is no row `n`; `Length` if a slice has another size.
+    /// `Index` if row `n` does not exist; `Length` if a slice has another size.
     pub fn pack_row(self, packed: &mut [u8], n: usize, row: &[u8]) -> Result<()> {
         self.check_row(packed.len(), n, row.len())?;
         let panel = &mut packed[self.panel_offset(n / TILE_DIM)..][..self.panel().panel_bytes()];
@@ -193,7 +193,8 @@ impl MatrixLayout {
         Ok(())
     }
 
-    /// Restores ggml row `n` from the packed matrix, bit for bit what [`Self::pack_row`] was given.
+    /// Restores ggml row `n` from the packed matrix, bit for bit as it was passed to
+    /// [`Self::pack_row`].
     ///
     /// - `packed`: [`Self::matrix_bytes`] bytes
     /// - `row`: [`Self::ggml_row_bytes`] bytes

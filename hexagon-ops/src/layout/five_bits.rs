@@ -1,8 +1,8 @@
 //! Blocks of 32 quants of 5 bits: ggml's 20 bytes as the five words of a column, and back.
 //!
-//! ggml has the upper bits in one word, then 16 bytes of nibbles. Five words hold eight values of
-//! four quants each: five of them in the lower bits of their bytes, the other three in what is left
-//! of all. The picture of [`super`] has the places.
+//! ggml stores the upper bits in one word, then 16 bytes of nibbles. Here five words hold eight
+//! values of four quants each: five values are in the lower bits of the bytes, and the other three
+//! share the remaining bits of all bytes. The picture of [`super`] shows the places.
 
 use super::panel::in_word_order;
 
@@ -55,7 +55,7 @@ pub(super) fn encode(bytes: &[u8]) -> [u32; 5] {
     let mut values = [0; 8];
     for (g, value) in values.iter_mut().enumerate() {
         let nibbles = word_at(bytes, 4 + 4 * (g % 4)) >> (4 * (g / 4)) & each(0x0f);
-        // Four bits, each to the lowest one of its byte.
+        // The multiplication spreads four bits: each becomes the lowest bit of a byte.
         let fifth = ((upper >> (4 * g) & 15) * 0x0020_4081) & each(1);
         *value = in_word_order(nibbles | fifth << 4);
     }

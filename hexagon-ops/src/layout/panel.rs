@@ -10,9 +10,9 @@
 //!   the columns' scales (and minima) collect in words, which become a line of the plane when full
 //! ```
 //!
-//! The 32 rows that are read side by side follow each other in memory, and the tiles are written in
-//! order. Each byte of the panel is written, padding too, so that the memory need not be cleared
-//! before.
+//! The 32 rows that are read at the same time follow each other in memory, and the tiles are
+//! written in order. Each byte of the panel is written, padding too, so that the memory need not be
+//! cleared before.
 
 use super::five_bits;
 use super::group::write_group;
@@ -41,7 +41,7 @@ impl PanelLayout {
     ///
     /// - `rows`: 1 to 32 rows of [`Self::ggml_row_bytes`] bytes, one after another; for groups, all
     ///   32
-    /// - `panel`: [`Self::panel_bytes`] bytes, all of which are written
+    /// - `panel`: [`Self::panel_bytes`] bytes; all are written
     ///
     /// # Errors
     /// `Length` if a slice has another size.
@@ -154,7 +154,7 @@ impl PanelLayout {
     }
 }
 
-/// Codes of quants: as they are, flipped, and 5 bits of which ggml has one apart.
+/// Codes of quants: unchanged, flipped, and 5 bits, of which ggml stores one separately.
 const AS_IS: u8 = 0;
 const SIGNED: u8 = 1;
 const FIVE_BITS: u8 = 2;
@@ -175,8 +175,8 @@ impl<const BLOCK: usize, const HEAD: usize, const WORDS: usize, const CODE: u8> 
 
     #[inline(always)]
     fn run(self) {
-        // Bytes of a scale, and tiles whose scales share a line; minima have a plane after that of
-        // the scales.
+        // The bytes of a scale, and how many tiles share a line of scales. Minima follow in a plane
+        // after the scales.
         let scale_bytes = HEAD.min(2);
         let per_line = 4 / scale_bytes;
         let columns = self.columns.map(|row| row.as_chunks::<BLOCK>().0);

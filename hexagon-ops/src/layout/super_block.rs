@@ -1,7 +1,8 @@
 //! Super-blocks of 256 weights: their words in a column of a panel, and their moves there and back.
 //!
-//! A super-block becomes words, each of which goes to word n of one line: the quants of its eight
-//! tiles, then its scales. [`Code`] is that change and its inverse for one type.
+//! A super-block becomes a sequence of words, and each word goes to word n of one line: first the
+//! quants of its eight tiles, then its scales. [`Code`] is this change and its inverse for one
+//! type.
 //!
 //! # Picture
 //!
@@ -50,8 +51,8 @@
 //!                     then of k 16..32: m in high nibbles, s in low ones
 //! ```
 //!
-//! In Q4_K and Q5_K each half holds the 6-bit scales s and minima m of the even or the odd tiles,
-//! so that one mask or one shift of a line gives those of two tiles, as words of two halves.
+//! In Q4_K and Q5_K each half has the 6-bit scales s and minima m of the even or the odd tiles. So
+//! one mask or one shift of a line extracts the values of two tiles, as words of two halves.
 
 mod by_16;
 mod by_32;
@@ -65,8 +66,7 @@ use super::panel::{AT_ONCE, transpose};
 use super::{LINE_BYTES, PanelLayout, SUPER_TILES, TILE_DIM, WeightType, f16_tile_offset};
 use crate::hvx;
 
-/// Words of a super-block: `QUANTS` for each tile, and `SCALES`; and d, if it is in a plane of its
-/// own.
+/// Words of a super-block: `QUANTS` for each tile, and `SCALES`; and d, if it has a separate plane.
 pub(super) struct FieldWords<const QUANTS: usize, const SCALES: usize> {
     quants: [[u32; QUANTS]; SUPER_TILES],
     scales: [u32; SCALES],
@@ -83,7 +83,7 @@ impl<const QUANTS: usize, const SCALES: usize> FieldWords<QUANTS, SCALES> {
 
 /// A type of super-blocks with `BYTES` bytes.
 pub(super) trait Code<const BYTES: usize, const QUANTS: usize, const SCALES: usize> {
-    /// `true` if d is in a plane of its own.
+    /// `true` if d has a separate plane.
     const HAS_D: bool = false;
 
     /// Returns the words of a super-block.
@@ -106,7 +106,7 @@ fn add_bits(block: &mut [u8], at: usize, word: u32) {
 const fn each(byte: u32) -> u32 {
     byte * 0x0101_0101
 }
-/// Returns what the mask of six bits stands for, s - 32, as six bits with a sign; and back.
+/// Returns the value of a scale's six bits, s - 32, as six bits with a sign; also the inverse.
 #[inline(always)]
 const fn signed_six(s: u32) -> u32 {
     s ^ 32
@@ -160,7 +160,8 @@ impl<C: Code<BYTES, QUANTS, SCALES>, const BYTES: usize, const QUANTS: usize, co
             for (group, columns) in columns.as_chunks::<AT_ONCE>().0.iter().enumerate() {
                 let words = columns.map(|column| match column.get(b) {
                     Some(block) => C::encode(block),
-                    // Zeros, not the words of a block of zeros: dmin's sign is inverted in those.
+                    // All zeros, which differs from an encoded block of zeros: encoding inverts the
+                    // sign of dmin.
                     None => FieldWords::ZERO,
                 });
                 for (t, lines) in tiles.iter_mut().enumerate() {

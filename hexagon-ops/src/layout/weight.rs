@@ -1,4 +1,4 @@
-//! Types of weights, and the bytes that each of them takes.
+//! Types of weights, and the size of each in bytes.
 
 use core::fmt;
 
@@ -99,8 +99,8 @@ impl WeightType {
         matches!(self, Self::Q4Tile | Self::Q8Tile)
     }
 
-    /// Returns the type whose tiles super-blocks with a scale for each block of 32 have; the type
-    /// itself for others.
+    /// Returns the plain type whose tiles super-blocks of this type have, if they have a scale for
+    /// each block of 32; otherwise the type itself.
     pub(super) const fn expanded(self) -> Self {
         match self {
             Self::Q4K => Self::Q4_1,
@@ -187,7 +187,7 @@ impl WeightType {
         }
     }
 
-    /// Returns the bytes of all planes per tile: what a tile costs in memory traffic.
+    /// Returns the bytes of all planes per tile, which is a tile's memory traffic.
     #[must_use]
     pub const fn tile_bytes(self) -> usize {
         self.block_bytes() * TILE_DIM * TILE_DIM / self.block_elems()

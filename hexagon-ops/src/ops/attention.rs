@@ -3,9 +3,9 @@
 //!
 //! There are two code paths. Keys and values that FP16 can hold go through the matrix unit
 //! (`tile`), all others through dot products in FP32 (`dot`): those of type F32, and those of other
-//! types once a value beyond FP16's range is found. Even a single query row takes half
-//! the packets on the matrix unit, because a key is moved to its tile once and the rest of a
-//! score's cost is its exponential (`attention_*` in `tests/packets.txt`).
+//! types once a value beyond FP16's range is found. Even a single query row needs half the packets
+//! on the matrix unit, because a key is moved to its tile once and the rest of a score's cost is
+//! its exponential (`attention_*` in `tests/packets.txt`).
 //!
 //! ```text
 //! for each stream, for each batch of queries whose results fit in VTCM
@@ -15,9 +15,10 @@
 //! ```
 //!
 //! Query heads that share a head of keys and values are rows of one pass (`Job::head`), as are
-//! successive queries. Scores of hidden positions are `HIDDEN`, a finite number, so that infinities
-//! never meet: a row with only hidden positions becomes zeros, as in ggml. The result of a row that
-//! is not finite, or that sees a key or a value that is not, is NaN (`exception`).
+//! successive queries. Scores of hidden positions are `HIDDEN`, a finite number, so that no
+//! infinity is subtracted from another one: a row with only hidden positions becomes zeros, as in
+//! ggml. The result of a row that is not finite, or that sees a key or a value that is not, is NaN
+//! (`exception`).
 
 mod dot;
 mod exception;
@@ -213,7 +214,8 @@ fn hide(mask: Vector, slope: f32, count: usize) -> Vector {
     let hidden = splat_f32(HIDDEN);
     let mut term = max_f32(mask, hidden);
     if slope != 1.0 {
-        // A small slope must not make a hidden position visible.
+        // Scaling by a small slope must not make a hidden position visible, so hidden scores are
+        // not scaled.
         let seen = splat_f32(NOTHING);
         let scaled = mul_f32(term, splat_f32(slope));
         term = hvx::select_gt_f32(term, seen, scaled, hidden);
@@ -229,7 +231,7 @@ fn hide(mask: Vector, slope: f32, count: usize) -> Vector {
 fn parts(lines: &mut [Line]) -> (&mut [Line], &mut Line, &mut Line) {
     match lines {
         [values @ .., largest, sum] => (values, largest, sum),
-        // PANIC: results have two lines more than there are values.
+        // PANIC: a result has two lines in addition to its values.
         _ => unreachable!("a result without maximum and sum"),
     }
 }
@@ -278,7 +280,7 @@ impl<'a> AttentionPlan<'a> {
             .is_some_and(tile::TilePlan::copies_cache)
     }
 
-    /// Returns `true` if it reads the mask by the DMA engine only.
+    /// Returns `true` if the DMA engine copies the mask, so that nothing else reads it.
     #[must_use]
     pub fn copies_mask(&self) -> bool {
         self.tiles.as_ref().is_some_and(tile::TilePlan::copies_mask)

@@ -34,7 +34,8 @@ pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 
     let ne = dst.shape.ne;
     let first = views[0].shape.ne[dim];
     let packets = || row_packets(ne[0], MOVE);
-    // The latest inputs of a convolution, and a prompt's, whose channels follow each other.
+    // A convolution joins its latest inputs with those of a prompt, whose channels follow each
+    // other in memory.
     let is_turned = dim == 0 && turned::is_turned(&dst.shape, &views[1].shape);
     dst.for_parts(engine, packets, |part| {
         part.for_each_run(|mut run| {
@@ -112,13 +113,14 @@ fn joined<'d, 's>(
     (1, dst.reshaped(of_dst), views)
 }
 
-/// Writes rows of views that the run [takes](Run::takes).
+/// Writes rows of views that the run [accepts](Run::takes).
 fn join_rows(run: &mut Run<'_>, dim: usize, views: &[View<'_>; 2]) {
     let (at, count) = (run.at, run.count);
     let [first, second] = views.each_ref().map(|view| view.shape.ne[dim]);
     let columns = |to, count| Columns { to, from: 0, count };
     if dim == 0 {
-        // The rest of the line that ends the first part is written by the second.
+        // Lines are written whole: the second part overwrites the elements that the first part
+        // writes after its end.
         run.take_lines(&views[0], at, first);
         return run.take(0..count, &views[1], at, columns(first, second));
     }
@@ -136,9 +138,10 @@ fn join_rows(run: &mut Run<'_>, dim: usize, views: &[View<'_>; 2]) {
     }
 }
 
-/// Puts one element behind each of some rows of two or three, all f32 without gaps, as the latest
-/// inputs of a convolution meet those of a token: rows so short that a copy of each takes longer
-/// than its elements. Returns `false` and writes nothing if the rows are others.
+/// Appends one element to each of several rows of two or three elements, all f32 without gaps: this
+/// is how the latest inputs of a convolution are joined with those of a token. The rows are so
+/// short that copying each separately would cost more than its elements. Returns `false` and writes
+/// nothing if the rows do not have this form.
 fn join_windows(run: &mut Run<'_>, views: &[View<'_>; 2]) -> bool {
     let [past, new] = views
         .each_ref()
@@ -178,8 +181,8 @@ const WORDS: usize = LINE_BYTES / 4;
 /// Rows of four elements that a vector holds.
 const FOURS: usize = WORDS / 4;
 
-/// Returns the route by which [`move_bytes`] brings `count` elements of each row, which follow each
-/// other without gaps, to rows of four, starting with element `at` of each.
+/// Returns the route with which [`move_bytes`] moves rows of `count` elements without gaps to rows
+/// of four elements, where they start at element `at`.
 ///
 /// Elements only move to larger places, and keep their order. Then no two meet: at a level of
 /// distance d, elements that are at one place have equal bits below d of where they come from, and

@@ -4,7 +4,7 @@
 //! ```text
 //! for each 32 positions of a result's plane     a task has some of the positions
 //!   for each tap (an element of the window in a channel)
-//!     a line: what the tap reads at each position, 0 outside      to VTCM
+//!     a line: the source at each position of the tap, else 0      to VTCM
 //!   for each 4 filters
 //!     read their weights as f32                                   to VTCM
 //!     for each tap: 4 sums += line · weight
@@ -93,8 +93,8 @@ impl<'a> Checked<'a> {
         let (weights, source) = (src[0].apart()?, src[1].apart()?);
         let ([w0, w1, w2, w3], [x0, x1, x2, x3]) = (weights.shape.ne, source.shape.ne);
         let [y0, y1, y2, y3] = dst.shape.ne;
-        // Sizes of the window and the source; channels of a filter, filters, batch; what must
-        // agree.
+        // Four facts for each kind: sizes of window and source; channels of a filter, filters and
+        // batch; and the sizes that must agree.
         let (window, size, result, [channels, filters, batch], agree) = match params.form {
             ConvolutionForm::Plane => (
                 [w0, w1, 1],
@@ -233,7 +233,7 @@ impl hvx::Kernel for ReadFilter<'_> {
 /// Adds the lines of all taps, times the weights of each filter.
 struct WeighTaps<'a> {
     lines: &'a [Line],
-    /// As many for each filter as there are lines.
+    /// The weights of each filter, one for each line.
     weights: &'a [f32],
     sums: &'a mut [Line; FILTERS],
 }
@@ -252,7 +252,8 @@ impl hvx::Kernel for WeighTaps<'_> {
         let Some((line, ((w0, w1), (w2, w3)))) = taps.next() else {
             return;
         };
-        // Sums start with products: a zero would be one qfloat value that is copied.
+        // Sums start with products, because a single zero for all would be copied, which qfloat
+        // values must not be.
         let x = hvx::load(line);
         let mut sums = [w0, w1, w2, w3].map(|w| Accumulator::product(x, splat_f32(*w)));
         for (line, ((w0, w1), (w2, w3))) in taps {
@@ -274,7 +275,7 @@ impl hvx::Kernel for WeighTaps<'_> {
 /// Some positions of all planes of the result.
 struct PlanesTask<'a> {
     positions: Range<usize>,
-    /// These positions, a row for each plane.
+    /// The positions in the result, a row for each plane.
     planes: SharedColumns<'a>,
     /// A line for each tap.
     lines: &'a mut [Line],
@@ -303,7 +304,7 @@ impl PlanesTask<'_> {
         }
     }
 
-    /// Reads what each tap reads.
+    /// Reads the elements of each tap.
     fn gather(
         &mut self,
         all: &Checked<'_>,
@@ -366,7 +367,7 @@ impl PlanesTask<'_> {
 
 /// Computes a convolution.
 ///
-/// - `src`: the kernel, floats; the source, f32; dimensions as [`ConvolutionForm`] says
+/// - `src`: the kernel, floats; the source, f32; dimensions as in [`ConvolutionForm`]
 /// - `dst`: f32 without gaps
 ///
 /// # Errors

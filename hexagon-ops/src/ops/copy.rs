@@ -66,7 +66,8 @@ pub(super) fn converts(src: &Shape, dst: &Shape) -> bool {
 /// Checks that the rows that an index tensor names are below `limit`.
 ///
 /// # Errors
-/// `Index` if a number is negative or too large; `Operand` if the elements are no index type.
+/// `Index` if a number is negative or too large; `Operand` if the elements are not of an index
+/// type.
 pub fn check_indices(ids: &View<'_>, limit: usize) -> Result<()> {
     if !ids.shape.dtype.is_index() {
         return Err(Error::Operand);
@@ -118,7 +119,7 @@ pub fn get_rows(
     check_indices(&ids, s[1])?;
     let packets = || row_packets(n[0], MOVE);
     let dense = [&dst.shape, &view.shape].map(Shape::has_dense_rows) == [true; 2];
-    // Columns of few rows are shared out.
+    // With few rows, columns are divided among the threads instead.
     let has_many = n[1] * n[2] * n[3] > engine.threads();
     if dst.shape.dtype == view.shape.dtype && dense && has_many {
         dst.for_parts(engine, packets, |part| {
@@ -146,7 +147,7 @@ pub fn get_rows(
     Ok(())
 }
 
-/// Writes the rows of a run that numbers name, of a view that the run [takes](Run::takes). The
+/// Writes the rows of a run that numbers name, from a view that the run [accepts](Run::takes). The
 /// numbers were checked.
 fn take_named(mut run: Run<'_>, view: &View<'_>, ids: &View<'_>) {
     let [first, i2, i3] = run.at;
@@ -234,7 +235,7 @@ fn put_rows(part: &mut ViewMut<'_>, view: &View<'_>, ids: &View<'_>, [i2, i3]: [
 
 /// Does the same for rows that are [dense f32](is_dense_f32), and a result of floats. Rows that
 /// follow each other on both sides, as those of a prompt do, are written together. Returns `false`,
-/// with nothing written, if the rows do not lie as [`View::float_rows`] gives them.
+/// with nothing written, if the rows do not have the form of [`View::float_rows`].
 fn put_floats(
     part: &mut ViewMut<'_>,
     view: &View<'_>,
@@ -259,7 +260,7 @@ fn put_floats(
         let rows = end - first;
         let together = elems.get(..rows * n).unwrap_or_default();
         if !part.write_rows([to, i2, i3], together) {
-            // The stride of a single row is 0.
+            // Rows are written one by one. A single row has a stride of 0.
             for i in 0..rows {
                 if let Some(mut to) = part.row([to + i, i2, i3]) {
                     let row = elems.get(i * stride..i * stride + n);
@@ -318,14 +319,15 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let mut view = src.apart()?;
     let (d, s) = (dst.shape, view.shape);
     let block = d.dtype.block().max(s.dtype.block());
-    // A power of two.
+    // Both block sizes are powers of two, so a mask finds the remainder.
     let blocks = (d.ne[0] | s.ne[0]) & (block - 1) == 0;
     if d.elems() != s.elems() || !converts(&s, &d) || !blocks {
         return Err(Error::Operand);
     }
     let mut dst = dst;
     if d.is_gapless() && s.is_gapless() {
-        // Both are their elements in ggml's order, so that short rows can be copied together.
+        // Without gaps, both tensors are the same sequence of elements, so short rows can be joined
+        // to longer ones.
         let mut n = d.ne[0];
         for count in &d.ne[1..] {
             n = Some(n * count).filter(|n| *n <= LONG_ROW).unwrap_or(n);
@@ -343,7 +345,7 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     }
     let (d, s) = (dst.shape, view.shape);
     let packets = || row_packets(d.ne[0], MOVE);
-    // Columns of few rows are shared out.
+    // With few rows, columns are divided among the threads instead.
     if d.ne == s.ne && d.ne[1] * d.ne[2] * d.ne[3] > engine.threads() {
         let columns = Columns {
             to: 0,
@@ -376,8 +378,8 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
         }
         let mut k = 0;
         while k < row.len() {
-            // Place in the source of this element in ggml's order, which is the order of the
-            // dimensions.
+            // The place in the source of this element: both tensors number their elements in ggml's
+            // order, dimension 0 first.
             let (from, at) = if d.ne == s.ne {
                 (row.first + k, row.at)
             } else {
@@ -412,7 +414,7 @@ pub fn repeat(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()>
     let view = src.apart()?;
     let ne = dst.shape.ne;
     let divides = ne.iter().zip(view.shape.ne).all(|(n, m)| divides(m, *n));
-    // Chunks of converted rows must start at whole blocks.
+    // Rows are converted in chunks, and each chunk must start at a whole block.
     let block = dst.shape.dtype.block().max(view.shape.dtype.block());
     let blocks = ne[0].is_multiple_of(block) && view.shape.ne[0].is_multiple_of(block);
     if !divides || !blocks || !converts(&view.shape, &dst.shape) {

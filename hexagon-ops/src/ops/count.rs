@@ -21,7 +21,7 @@ impl hvx::Kernel for CountDifferent<'_> {
         for (a, b) in a.iter().zip(b) {
             let load = |words: &[i32; 32]| hvx::load_f32(bytemuck::cast_ref(words));
             let (a, b) = (load(a), load(b));
-            // Of two numbers that differ, one of the differences is negative.
+            // If two numbers differ, one of the two differences is negative.
             let signs = or(sub_w(a, b), sub_w(b, a));
             counts = hvx::add_w(counts, shr_w(signs, 31));
         }

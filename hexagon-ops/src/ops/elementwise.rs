@@ -82,7 +82,7 @@ impl hvx::Kernel for MapRow<'_> {
             let range = |shift: usize| start + shift..start + shift + len;
             let a = self.src[0].read(&self.row, range(self.shift[0]), a_chunk);
             let b = self.src[1].read(&self.row, range(self.shift[1]), b_chunk);
-            // Sources in place have been copied.
+            // A source in the result's memory has been copied to its chunk before.
             if let Some(row) = self.row.floats() {
                 map_floats(self.f, [Some(a), Some(b)], &mut row[start..start + len]);
             } else {
@@ -159,7 +159,7 @@ fn map_rows(
     shift: [usize; 2],
 ) {
     let n = dst.shape.ne[0];
-    // A single row has nothing to share, and is the usual one of a token.
+    // A single row, which is the usual shape for one token, is not divided.
     if dst.shape.ne[1..] != [1; 3] {
         if is_flat(&dst.shape, &src) {
             return map_flat(engine, f, dst, src);
@@ -221,7 +221,7 @@ fn is_flat(dst: &Shape, src: &[&Source<'_>; 2]) -> bool {
     let fits = |shape: &Shape| shape.dtype == Type::F32 && shape.is_gapless();
     let is_same = |src: &&Source<'_>| match src {
         Source::Apart(view) => view.shape.ne == dst.ne && fits(&view.shape),
-        // It is the result's memory.
+        // A source in place is the result's memory, which was checked already.
         Source::InPlace | Source::None => true,
     };
     fits(dst) && src.iter().all(is_same)
@@ -312,7 +312,7 @@ impl<'a> Other<'a> {
     }
 
     /// Returns the operand with the rows of all dimensions in dimension 1, if they have equal
-    /// distances. A row that is repeated in all dimensions stays as it is.
+    /// distances. A row that is repeated in all dimensions is unchanged.
     fn merged(&self, rows: usize) -> Option<Self> {
         let merge = |view: &View<'a>| view.merged().filter(|view| view.shape.ne[1] == rows);
         Some(match self {
@@ -325,8 +325,8 @@ impl<'a> Other<'a> {
     }
 }
 
-/// Runs `f` on rows of f32 without gaps inside, without a set-up for each. The first operand is the
-/// result's memory if there is no view of it.
+/// Runs `f` on rows of f32 without gaps, without a set-up for each row. Without a view, the first
+/// operand is the result's memory.
 fn map_runs(
     engine: &Engine,
     f: Function,
@@ -374,7 +374,7 @@ fn map_runs(
             };
             for (turn, start) in (0..count).step_by(per_turn).enumerate() {
                 let next = i1 + start + per_turn;
-                // Sources take turns, and each fetches for two.
+                // Fetch for the two sources alternately, each time for two turns.
                 match (&first, &second) {
                     (_, Other::Rows(view)) if turn % 2 == 1 => {
                         view.fetch([next, i2, i3], 2 * per_turn);

@@ -31,7 +31,8 @@ impl hvx::Kernel for Products<'_> {
         let mut folded = hvx::zeros();
         for (row, sum) in self.rows.chunks_exact(lines).zip(sums) {
             for (g, folded) in folded.iter_mut().enumerate() {
-                // Folds put the sums of their second vector after or between those of their first.
+                // The columns are paired so that the folds leave the sums in order: a fold puts the
+                // sums of its second vector after, or between, those of the first.
                 let column = |i: usize| &self.columns[(g + GROUPS * i) * lines..][..lines];
                 let low = fold_two(row, column(0), column(2));
                 let high = fold_two(row, column(1), column(3));

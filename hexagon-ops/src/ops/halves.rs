@@ -175,7 +175,7 @@ pub(super) struct Term<'a> {
     depth: usize,
 }
 
-/// The unit, and a tile of its own operands.
+/// The unit, and a tile of constant operands.
 pub(super) struct Unit<'a> {
     pub(super) hmx: &'a mut Hmx,
     /// The unit matrix, negated.

@@ -216,7 +216,7 @@ pub fn post(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; WIDE_SOURCES])
     Ok(())
 }
 
-/// Takes the largest element of a row of 32 matrices off all of them.
+/// Subtracts the largest element of a row from each of its elements, in 32 matrices.
 struct LessLargest<'a>(&'a mut [Line; STREAMS]);
 
 impl hvx::Kernel for LessLargest<'_> {
@@ -287,7 +287,7 @@ fn balance(matrices: &mut [Line; MATRIX], eps: f32, rounds: u32) {
     }
     hvx::widest(Exponentials(matrices));
     for round in 0..rounds {
-        // The first rows are the softmax.
+        // The first round's division of rows is the softmax, which adds `eps` after dividing.
         let (before, after) = if round == 0 { (0.0, eps) } else { (eps, 0.0) };
         for row in 0..STREAMS {
             hvx::widest(DivideBySum {
@@ -312,7 +312,7 @@ fn balance(matrices: &mut [Line; MATRIX], eps: f32, rounds: u32) {
 
 /// The sources of COMB.
 struct Mixes<'a> {
-    /// 24 numbers for each token, the last 16 of which make the matrix.
+    /// 24 numbers for each token; the last 16 make the matrix.
     mixes: View<'a>,
     /// Factor of these.
     scale: f32,
@@ -384,7 +384,7 @@ pub fn comb(
         base: floats(&src[2], [mix, 1, 1, 1])?,
     };
     let shape = dst.shape.with_rows(MATRIX);
-    // 32 tokens take as long as one.
+    // 32 tokens are computed together, so they cost as much as one.
     let packets = || TASK_PACKETS.div_ceil(LANES);
     dst.reshaped(shape).for_parts(engine, packets, |part| {
         part.for_each_run(|run| sources.balance(eps, rounds, run));

@@ -112,9 +112,9 @@ fn copy_line(to: &mut Collected, at: usize, from: &[f32], step: usize, count: us
     }
 }
 
-/// Copies lines of `count` consecutive elements, `stride` apart, one behind the other to `to`, from
-/// `at` to `end` at most, and as many as can be copied as vectors; returns what follows in `from`,
-/// and the end of what was copied.
+/// Copies lines of `count` consecutive elements from places `stride` apart. They are appended to
+/// `to`, from `at` to at most `end`, as many as can be copied as vectors. Returns the rest of
+/// `from`, and the end of the copied elements.
 #[inline(always)]
 fn copy_lines<'a>(
     to: &mut Collected,
@@ -202,7 +202,7 @@ impl hvx::Kernel for WindowRow<'_> {
         let width = self.view.shape.ne[0];
         let mut chunk: Collected = [0.0; CHUNK + 32];
         let (mut start, mut filled) = (0, 0);
-        // The columns of a line are those of each other line.
+        // All lines have the same columns, so these are computed once.
         let first = params.coordinate(0, self.row.at[0], 0, width);
         let last = params.coordinate(0, self.row.at[0], kw - 1, width);
         let step = usize::try_from(params.dilation[0]).unwrap_or(0);
@@ -213,7 +213,7 @@ impl hvx::Kernel for WindowRow<'_> {
             return self.write_lines(&lines);
         }
         let all = self.view.all_floats();
-        // Divisions are function calls on the DSP.
+        // Counters instead of divisions, which are function calls on the DSP.
         let [mut channel, mut z, mut y] = [0; 3];
         for _ in 0..self.row.len() / kw {
             let at = self.line(channel, z, y);
@@ -232,7 +232,7 @@ impl hvx::Kernel for WindowRow<'_> {
                 && step > 0
                 && kw <= CHUNK
             {
-                // All of them are inside the image.
+                // All lines are inside the image.
                 let line = self.view.shape.row(at) / 4 + first;
                 copy_line(
                     &mut chunk,

@@ -69,7 +69,8 @@ impl<'a> IndexerInputs<'a> {
         if !fits {
             return Err(Error::Operand);
         }
-        // Positions become the rows of a plane, which can be read together.
+        // Exchange dimensions so that positions become rows of one plane, which can be read
+        // together.
         keys.shape.ne.swap(1, 2);
         keys.shape.nb.swap(1, 2);
         Ok(Self {

@@ -5,9 +5,9 @@
 //!   sum over the taps of y and of x: source[x_tap, y_tap] · weight · weight
 //! ```
 //!
-//! Weights of height and width are independent, and so are sums of weights. Dimensions 2 and 3 take
-//! the nearest element. Positions are computed as ggml does, in f32 and in its order, because the
-//! rounding of a position decides which element is nearest.
+//! Weights of height and width are independent, and so are sums of weights. In dimensions 2 and 3
+//! the nearest element is used. Positions are computed as ggml does, in f32 and in its order,
+//! because the rounding of a position decides which element is nearest.
 //!
 //! SOURCE: ggml, `ggml_compute_forward_upscale_f32`.
 
@@ -22,7 +22,7 @@ pub enum Neighbours {
     Nearest,
     /// Two, by distance.
     Bilinear,
-    /// Those that an element of the result covers, by distance.
+    /// All elements that an element of the result covers, by distance.
     Antialiased,
     /// Four, by a cubic function of the distance.
     Bicubic,
@@ -31,10 +31,10 @@ pub enum Neighbours {
 /// Parameters of [`interpolate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interpolation {
-    /// Neighbours that are taken.
+    /// Neighbours that are used.
     pub neighbours: Neighbours,
-    /// `true` if the first and the last elements of both planes lie on each other, `false` if their
-    /// outer edges do.
+    /// `true` if the first and the last elements of both planes coincide, `false` if their outer
+    /// edges do.
     pub aligns_corners: bool,
 }
 

@@ -19,8 +19,8 @@
 //! Subnormal arguments and results may be zero. NaN is outside the contract, because the device's
 //! maximum does not propagate it; [`or_nan`] adds it where results must have it.
 //!
-//! The polynomials are Chebyshev fits (mpmath `chebyfit`, 40 digits) of the functions named beside
-//! them.
+//! The polynomials are Chebyshev fits (mpmath `chebyfit`, 40 digits) of the functions that the
+//! comments name.
 
 mod logarithm;
 mod round;
@@ -75,7 +75,7 @@ pub fn abs(x: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn neg(x: Vector) -> Vector {
-    // The sum of sign bits is their exclusive or.
+    // Adding the sign bit flips it.
     add_w(x, splat_w(SIGN))
 }
 
@@ -84,7 +84,7 @@ pub fn neg(x: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn or_nan(x: Vector, result: Vector) -> Vector {
-    // Negative for NaN, whose bits are above those of infinity.
+    // `rest` is negative for NaN, whose bits are above those of infinity.
     let rest = sub_w(splat_f32(f32::INFINITY), abs(x));
     or(result, hvx::shr_add_w(splat_w(0), rest, 31))
 }
@@ -126,11 +126,11 @@ pub fn exp_m1(x: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn exp(x: Vector) -> Vector {
-    // The limits are those whose powers of two are just beyond the normal numbers.
+    // The powers of two at these limits are just beyond the normal numbers.
     let bounded = min_f32(max_f32(x, splat_f32(-88.1)), splat_f32(89.0));
     let scaled = exp_bounded(bounded, x);
-    // An exponent below that of subnormal numbers makes a negative whole number, one above the
-    // largest makes more than infinity.
+    // Below the exponents of subnormal numbers the word is negative; above the largest exponent it
+    // is more than infinity.
     let infinity = splat_f32(f32::INFINITY);
     hvx::min_w(hvx::max_w(scaled, splat_w(0)), infinity)
 }
@@ -141,10 +141,10 @@ pub fn exp(x: Vector) -> Vector {
 fn exp_bounded(bounded: Vector, beside: Vector) -> Vector {
     let rounder = splat_f32(ROUNDER);
     let turns = Accumulator::product(bounded, splat_f32(core::f32::consts::LOG2_E));
-    // Converted to f32 for its bits.
+    // The whole number is in the low bits of its f32 form.
     let biased = turns.plus_f32(rounder).to_f32();
     let n = hvx::unbias(biased, ROUNDER);
-    // ln 2 in a part of 15 bits, whose products with n are exact, and the rest.
+    // ln 2 in two parts: one of 15 bits, whose products with n are exact, and the remainder.
     let r = Accumulator::product(n, splat_f32(-0.693_145_75)).plus_f32(bounded);
     let r = r.mul_add(n, splat_f32(-1.428_606_8e-6));
     let p = exp_rest(r, beside).plus_f32(splat_f32(1.0)).to_f32();
@@ -161,7 +161,7 @@ pub fn exp_below_one(x: Vector) -> Vector {
     let n = hvx::unbias(biased, ROUNDER);
     // 2^f for |f| <= 1/2, to 7.5e-8.
     let p = polynomial(Accumulator::difference(bounded, n), x, POWER_OF_TWO);
-    // An exponent below that of subnormal numbers makes a negative whole number.
+    // Below the exponents of subnormal numbers the word is negative.
     hvx::max_w(add_w(p.to_f32(), shl_w(biased, 23)), splat_w(0))
 }
 
@@ -189,7 +189,7 @@ fn inverse(x: Vector) -> Vector {
 /// Returns `1 / x` of `x` in [1, 2).
 #[inline(always)]
 fn inverse_fraction(x: Vector) -> Vector {
-    // The estimate is 12 % off, then 1.5e-2, 2.1e-4, 4.4e-8.
+    // The estimate is 12 % off; each step reduces the error: 1.5e-2, 2.1e-4, 4.4e-8.
     let estimate = sub_w(splat_w(0x7ef3_11c7), x);
     let minus = Accumulator::from_f32(neg(x));
     let mut r = Accumulator::from_f32(estimate);
@@ -199,15 +199,15 @@ fn inverse_fraction(x: Vector) -> Vector {
     r.to_f32()
 }
 
-/// Returns `a / b`, rounded once where both and the quotient are normal numbers below 2^127: the
-/// product with the [`reciprocal`], and what it leaves of `a` times the reciprocal. Infinities,
-/// zeros and NaN give what IEEE arithmetic gives.
+/// Returns `a / b`, rounded once where both numbers and the quotient are normal numbers below
+/// 2^127. It is the product with the [`reciprocal`], plus the remainder of `a` times the
+/// reciprocal. Infinities, zeros and NaN give the results of IEEE arithmetic.
 #[must_use]
 #[inline(always)]
 pub fn divide(a: Vector, b: Vector) -> Vector {
     let inverse = reciprocal(b);
     let quotient = mul_f32(a, inverse);
-    // Halves of 12 bits, whose products are exact.
+    // Splits numbers into halves of 12 bits, whose products are exact.
     let halves = |x: Vector| {
         let high = and(x, splat_w(!0xfff));
         (high, sub_f32(x, high))
@@ -218,13 +218,14 @@ pub fn divide(a: Vector, b: Vector) -> Vector {
     let rest = rest.mul_add(high, b_low).mul_add(low, b_high);
     let rest = rest.mul_add(low, b_low).to_f32();
     let better = add_f32(quotient, mul_f32(rest, inverse));
-    // All bits where quotient and divisor are finite. Elsewhere the rest means nothing.
+    // All bits are set where quotient and divisor are finite. Elsewhere the computed remainder is
+    // meaningless.
     let largest = hvx::max_w(abs(quotient), abs(b));
     let above = sub_w(largest, splat_f32(f32::INFINITY));
     let is_finite = hvx::shr_add_w(splat_w(0), above, 31);
     let kept = and(quotient, sub_w(splat_w(-1), is_finite));
     let result = or(and(better, is_finite), kept);
-    // The sum of two zeros loses the sign.
+    // Adding two zeros would lose the sign, so the quotient's sign is set.
     or_nan(b, or(result, and(quotient, splat_w(SIGN))))
 }
 
@@ -234,7 +235,7 @@ pub fn divide(a: Vector, b: Vector) -> Vector {
 pub fn rsqrt(x: Vector) -> Vector {
     let mut r = Accumulator::from_f32(sub_w(splat_w(0x5f37_59df), hvx::shr_w(x, 1)));
     let half = Accumulator::product(x, splat_f32(-0.5));
-    // The estimate is 3.5 % off, then 1.8e-3, 4.7e-6, 3e-11.
+    // The estimate is 3.5 % off; each step reduces the error: 1.8e-3, 4.7e-6, 3e-11.
     for _ in 0..3 {
         r = r.times(half.times(r).times(r).plus_f32(splat_f32(1.5)));
     }
@@ -256,7 +257,7 @@ const MINUS_LOG2_E: f32 = -core::f32::consts::LOG2_E;
 /// Returns `1 / (1 + 2^y)`, 0 for y above 101 and more.
 #[inline(always)]
 fn logistic(y: Vector) -> Vector {
-    // Sums up to 2^125 and their inverses are normal numbers.
+    // Within these limits, sums and their inverses are normal numbers.
     let bounded = min_f32(max_f32(y, splat_f32(-126.0)), splat_f32(125.0));
     let biased = add_f32(bounded, splat_f32(ROUNDER));
     let n = hvx::unbias(biased, ROUNDER);
@@ -272,21 +273,22 @@ fn logistic(y: Vector) -> Vector {
         ];
         polynomial(f, y, coefficients)
     } else {
-        // V73's qf32 rounds to even numbers only, and |f| is up to 1: to 1.5e-4 there, 7.5e-8 up to
-        // 1/2.
+        // V73's qf32 rounds to even numbers only, and |f| is up to 1. The error is then 1.5e-4, but
+        // 7.5e-8 for |f| up to 1/2.
         polynomial(f, y, POWER_OF_TWO)
     };
     let power = add_w(p.to_f32(), shl_w(biased, 23));
     let minus = sub_f32(splat_f32(-1.0), power);
-    // The estimate of the inverse is up to 5.3 % off. The first Newton step has a factor above 2,
-    // which leaves errors of 1.5e-3 of either sign; the second leaves 2.3e-6.
+    // The estimate of the inverse is up to 5.3 % off. The first Newton step uses a factor above 2,
+    // which leaves errors of up to 1.5e-3 of either sign; the second step leaves 2.3e-6.
     let estimate = sub_w(splat_w(0x7ef3_7000 ^ SIGN), minus);
     let minus = Accumulator::from_f32(minus);
     let mut r = Accumulator::from_f32(estimate);
     for two in [2.0015, 2.0] {
         r = r.times(minus.times(r).plus_f32(splat_f32(two)));
     }
-    // What the largest sum leaves is zero, so that its product with an infinite number is none.
+    // The result for the largest sum is exactly zero, so that its product with infinity is not
+    // infinite.
     max_f32(r.plus_f32(splat_f32(-2.5e-38)).to_f32(), splat_w(0))
 }
 
@@ -334,7 +336,7 @@ pub fn tanh(x: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn erf(x: Vector) -> Vector {
-    // For arguments of 4 and more the function is 1 to within 2e-8.
+    // From 4 on the function is 1 to within 2e-8.
     let t = min_f32(abs(x), splat_f32(4.0));
     let wide = Accumulator::from_f32(t);
     // erf x / x for x^2 <= 0.86, to 4.5e-10.
@@ -375,8 +377,8 @@ pub fn erf(x: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn gelu(x: Vector) -> Vector {
-    // (1 + tanh u) / 2 = 1 / (1 + e^-2u), which does not cancel. The factors are -2 log2(e) sqrt(2
-    // / π), and 0.044715 of it.
+    // (1 + tanh u) / 2 = 1 / (1 + e^-2u), which does not cancel. The two factors are -2 log2(e)
+    // sqrt(2 / π), and 0.044715 times that.
     let square = Accumulator::product(x, x);
     let slope = square
         .times(Accumulator::constant(-0.102_943_24, x))
@@ -408,11 +410,11 @@ pub fn gelu_erf(x: Vector) -> Vector {
 pub fn sin_cos(angle: Vector) -> (Vector, Vector) {
     let rounder = splat_f32(ROUNDER);
     let turns = Accumulator::product(angle, splat_f32(core::f32::consts::FRAC_2_PI));
-    // Converted to f32 for its bits.
+    // The whole number is in the low bits of its f32 form.
     let biased = turns.plus_f32(rounder).to_f32();
     let n = hvx::unbias(biased, ROUNDER);
-    // π / 2 as 25 / 2^4 and 17 / 2^11, whose products with n up to 671,088 are exact, as are the
-    // sums with them, and the rest.
+    // π / 2 as a sum of 25 / 2^4, 17 / 2^11 and a remainder. Products of the first two with n up to
+    // 671,088 are exact, and so are the sums with them.
     let mut r = Accumulator::product(n, splat_f32(-25.0 / 16.0)).plus_f32(angle);
     for part in [-17.0 / 2048.0, 4.454_455e-6] {
         r = r.mul_add(n, splat_f32(part));
@@ -433,7 +435,8 @@ pub fn sin_cos(angle: Vector) -> (Vector, Vector) {
     let c = square.times(square).times(c).plus_f32(splat_f32(1.0));
     let half = Accumulator::constant(-0.5, angle);
     let cosine = c.plus(square.times(half)).to_f32();
-    // Odd quarters exchange the two; bit 1 of n is the sine's sign, bit 1 of n + 1 the cosine's.
+    // In odd quarters sine and cosine are exchanged. Bit 1 of n is the sine's sign, bit 1 of n + 1
+    // the cosine's.
     let odd = hvx::f32_from_w(and(biased, splat_w(1)));
     let zero = splat_w(0);
     let swapped_sine = select_gt_f32(odd, zero, cosine, sine);

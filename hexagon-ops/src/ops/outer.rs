@@ -8,7 +8,7 @@
 //!     for each row m, for each 32 of the elements: add 16 products of a factor and 32 elements
 //! ```
 //!
-//! Rows of src0 are read as they lie, so blocks are dequantized once for 8 rows of the result.
+//! Rows of src0 are read in place, so blocks are dequantized once for 8 rows of the result.
 
 use core::ops::Range;
 
@@ -130,7 +130,7 @@ fn rows(
             let terms = k0..k0 + DEPTH.min(depth - k0);
             let count = terms.len();
             read_terms(a, plane, terms.clone(), &range, &mut rows);
-            // src1 has rows and columns exchanged.
+            // Rows and columns of src1 are exchanged.
             for ([row, i2, i3], factors) in places.iter().zip(factors.chunks_exact_mut(1)) {
                 b.read_rows(*row..row + 1, [*i2, *i3], terms.clone(), factors);
             }

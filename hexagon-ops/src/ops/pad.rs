@@ -1,4 +1,4 @@
-//! PAD and ROLL: a source inside a larger result, or turned.
+//! PAD and ROLL: a source inside of a larger result, or with its elements shifted cyclically.
 
 use super::tensor::{Columns, MOVE, Row, Run, Source, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
@@ -35,8 +35,8 @@ impl Pad {
         Some([self.source(2, i2, ne[2])?, self.source(3, i3, ne[3])?])
     }
 
-    /// Writes rows of a source that zeros surround, and that the run [takes](Run::takes). Returns
-    /// `false` and writes nothing if the source is in another place than [`pad`] has checked.
+    /// Writes rows of a source that is surrounded by zeros and that the run [accepts](Run::takes).
+    /// Returns `false` and writes nothing if the source is not where [`pad`] has checked it.
     fn surround_run(&self, run: &mut Run<'_>, view: &View<'_>) -> bool {
         let (ne, count) = (view.shape.ne, run.count);
         let [Ok(column), Ok(row)] = [0, 1].map(|dim: usize| usize::try_from(self.front[dim]))
@@ -65,8 +65,8 @@ impl Pad {
         true
     }
 
-    /// Writes rows of a source that repeats, and that the run [takes](Run::takes). Returns `false`
-    /// and writes nothing if rows have other lengths.
+    /// Writes rows of a source that repeats, and that the run [accepts](Run::takes). Returns
+    /// `false` and writes nothing if rows have other lengths.
     fn turn_run(&self, run: &mut Run<'_>, view: &View<'_>) -> bool {
         let ([n0, n1, ..], count) = (view.shape.ne, run.count);
         let (Some([i2, i3]), Some(column), Some(row)) = (
@@ -120,7 +120,8 @@ impl hvx::Kernel for PadRow<'_> {
                 None => return self.row.clear(0..n),
             }
         }
-        // Circular, or the source starts here: `take` repeats the source.
+        // Either the padding is circular or the source starts here; in both cases `take` repeats
+        // the source.
         let (start, len, from) = match pad.source(0, 0, ne[0]) {
             Some(from) if pad.is_circular => (0, n, from),
             Some(from) => (0, ne[0], from),

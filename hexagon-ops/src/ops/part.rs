@@ -1,4 +1,4 @@
-//! ACC and SET: a copy of a tensor, in a part of which another one is added or put.
+//! ACC and SET: copy a tensor, and add to a part of the copy, or replace it.
 
 use super::copy::copy;
 use super::elementwise::{Binary, binary};
@@ -52,14 +52,14 @@ pub fn change_part(
         nb: [dtype.block_bytes(), 0, 0, 0],
     };
     for i in 1..4 {
-        // The stride of a single index has no meaning.
+        // A dimension of one index uses no stride, so its stride is normalized.
         shape.nb[i] = if shape.ne[i] == 1 {
             0
         } else {
             part.strides[i - 1]
         };
     }
-    // Both are checked before anything is written.
+    // The part is checked here, before the first copy writes anything.
     dst.part(part.offset, shape)?;
     copy(engine, dst.part(0, whole)?, src[0])?;
     let target = dst.part(part.offset, shape)?;

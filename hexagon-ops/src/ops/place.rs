@@ -89,7 +89,8 @@ struct BandRows<'a> {
     first: usize,
     count: usize,
     n: usize,
-    /// Elements starting with the first row, and from one row to the next.
+    /// The source's elements from its first row on, and the number of elements from one row to the
+    /// next.
     src: (&'a [f32], usize),
     out: (&'a mut [f32], usize),
 }
@@ -120,7 +121,7 @@ fn band_run(band: Band, run: &mut Run<'_>, src: &Source<'_>) -> bool {
         return false;
     };
     let rows = match band {
-        // The only row of the source is that of all rows.
+        // The source has one row, which is used for all rows.
         Band::Diagonal => view
             .float_rows([0, at[1], at[2]], 1)
             .map(|(row, _)| (row, 0)),
@@ -150,7 +151,7 @@ fn is_below(a: Vector, b: Vector) -> Vector {
 /// as many.
 #[inline(always)]
 fn keep_columns(elems: &[f32], [first, end]: [usize; 2], rest: Vector, out: &mut [f32]) {
-    // Columns are below 2^31.
+    // Columns are below 2^31, so they fit into i32.
     let [first, end] =
         [first, end].map(|column| splat_w(i32::try_from(column).unwrap_or(i32::MAX)));
     let mut column = lane_numbers();

@@ -3,9 +3,9 @@
 //! ```text
 //! for each row of the result, for each chunk of 256 elements
 //!   for each element (kx, ky) of the window
-//!     gather what it covers, with a stride; what is outside changes nothing
+//!     gather the elements under it, with a stride; elements outside the plane are neutral
 //!     for each 32: sum or maximum
-//!   divide by the size of the window (POOL_2D), or of what of it is inside (POOL_1D)
+//!   divide by the size of the window (POOL_2D), or of its part inside the plane (POOL_1D)
 //! ```
 
 use super::tensor::{CHUNK, Chunk, Row, SCALAR, Source, Type, View, ViewMut, row_packets};
@@ -104,7 +104,7 @@ impl hvx::Kernel for PoolRow<'_> {
 }
 
 /// Returns `true` if a window is at most as large as a plane with its padding, and has at most as
-/// many elements as the plane, or [`WINDOW_TAPS`]: otherwise a few bytes of padding could ask for
+/// many elements as the plane, or [`WINDOW_TAPS`]: otherwise a few bytes of padding could require
 /// hours of work.
 fn is_bounded(params: &Pooling, plane: [usize; 2]) -> bool {
     let fits = (0..2).all(|i| {
@@ -133,7 +133,7 @@ pub fn pool(engine: &Engine, params: Pooling, dst: ViewMut<'_>, src: &Source<'_>
     let small = |values: [u32; 2]| values.iter().all(|value| (1..LARGEST).contains(value));
     let in_range = small(params.size) && small(params.stride);
     let [width, height, ..] = view.shape.ne;
-    // The memory of the source limits the work.
+    // The source must be real memory without repeated rows, so that its size bounds the work.
     let bounded = is_bounded(&params, [width, height]) && !view.shape.repeats();
     let shapes = view.shape.ne[2..] == dst.shape.ne[2..];
     if !types || !in_range || !bounded || !shapes {

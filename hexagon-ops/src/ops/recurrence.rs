@@ -1,8 +1,8 @@
 //! Recurrences over tokens: SSM_SCAN, GATED_DELTA_NET, GATED_LINEAR_ATTN, RWKV_WKV6 and RWKV_WKV7.
 //!
 //! A head has a state, a matrix that each token changes and reads. The heads are independent, so a
-//! task takes some of them through all tokens. Meanwhile a head's state is in VTCM, with zeros
-//! after rows that do not fill a line.
+//! task computes all tokens of some heads. Meanwhile a head's state is in VTCM, with zeros after
+//! rows that do not fill a line.
 //!
 //! Two forms cover the five operations (`state` has the kernels); GATED_DELTA_NET of many tokens
 //! has a third one (`chunk`). In both, a token reads the state as it was before the token and adds
@@ -50,7 +50,7 @@ pub enum Recurrence {
 struct Inputs<'a> {
     kind: Recurrence,
     sizes: Sizes,
-    /// The first one stands for those that the operation does not have.
+    /// Sources that the operation does not have repeat the first one.
     src: [View<'a>; WIDE_SOURCES],
 }
 
@@ -84,7 +84,7 @@ impl<'a> Inputs<'a> {
         let Sizes { rows, columns, .. } = self.sizes;
         let (source, plane) = match self.kind {
             Recurrence::GatedDelta(_) => (5, sequence),
-            // All rows of a head decay alike.
+            // One decay for all rows of a head.
             Recurrence::SsmScan(_) if self.src[3].shape.ne[0] == 1 => {
                 let slot = self.src[6].index(sequence, [0; 3]);
                 (0, usize::try_from(slot).unwrap_or(0))
@@ -196,7 +196,7 @@ impl HeadsTask<'_> {
 /// Computes a recurrence.
 ///
 /// # Errors
-/// `Operand` if operands are not as [`crate::wire::WideOp`] says; `Index` if a state does not
+/// `Operand` if operands differ from [`crate::wire::WideOp`]'s rules; `Index` if a state does not
 /// exist; `VtcmFull` if the VTCM does not hold the state of one head.
 pub fn recurrence(
     engine: &Engine,

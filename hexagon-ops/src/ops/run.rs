@@ -97,7 +97,7 @@ pub enum Op {
     CountEqual,
     /// The streams of a token, added with weights: the sum's factor, and `true` for gates.
     HyperPre(f32, bool),
-    /// A balanced matrix of a token: what is added to sums, and the rounds.
+    /// A balanced matrix for each token: the addend of the sums, and the number of rounds.
     HyperComb(f32, u32),
     /// The streams of a token, mixed by a matrix, which only [`run_wide`] computes.
     HyperPost,

@@ -27,7 +27,7 @@ const MAX_TASKS: usize = 8;
 struct ColumnsTask<'a> {
     first: usize,
     count: usize,
-    /// These columns, a row for each row of each plane.
+    /// The columns of the solution, a row for each row of each plane.
     solution: SharedColumns<'a>,
 }
 
@@ -45,9 +45,8 @@ struct SolvePlane<'a, 'b> {
 }
 
 impl SolvePlane<'_, '_> {
-    /// Solves rows `first` to `first + BLOCK - 1`, which are there and have `32 · W = N` columns:
-    /// each known row is read once for all, and a factor is put into all lanes once for `W`
-    /// vectors.
+    /// Solves rows `first` to `first + BLOCK - 1`, which exist and have `32 · W = N` columns: each
+    /// known row is read once for all, and a factor is put into all lanes once for `W` vectors.
     ///
     /// - `matrix`, `right`: elements of the plane, and the number of elements from one row to the
     ///   next
@@ -92,7 +91,7 @@ impl SolvePlane<'_, '_> {
         }
         let out = solution.squares::<N, BLOCK>(self.row + first, self.column);
         let Some(out) = out else { return };
-        // Without loops, so that the rows stay in registers.
+        // Written out instead of loops, so that the rows stay in registers.
         let [a, b, c, d] = factors.map(|row| {
             let row = row.get(first..).and_then(<[f32]>::first_chunk::<BLOCK>);
             *row.unwrap_or(&[1.0; BLOCK])
@@ -205,7 +204,7 @@ impl hvx::Kernel for SolvePlane<'_, '_> {
 
 /// Solves systems of equations, one for each plane.
 ///
-/// - `src`: A, f32 `[n, n, d2, d3]`, of which the lower triangle is read; B, f32 `[k, n, d2, d3]`
+/// - `src`: A, f32 `[n, n, d2, d3]`, only its lower triangle is read; B, f32 `[k, n, d2, d3]`
 /// - `dst`: f32 `[k, n, d2, d3]` without gaps
 ///
 /// # Errors

@@ -54,9 +54,9 @@ pub(super) fn columns(gathered: &Gathered, group: usize) -> [Vector; GROUP] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// Gathers up to 32 rows of f32, `stride` elements apart, the first of which starts at element
-/// `at`. Rows that are not there are zeros, and so are elements after `elems`; elements after the
-/// end of a row are those that follow in memory.
+/// Gathers up to 32 rows of f32, `stride` elements apart, starting at element `at`. Missing rows
+/// become zeros, and so do elements after the end of `elems`; elements after the end of a row are
+/// the next ones in memory.
 pub(super) struct GatherRows<'a> {
     pub(super) elems: &'a [f32],
     pub(super) at: usize,
@@ -81,7 +81,7 @@ impl hvx::Kernel for GatherRows<'_> {
     }
 }
 
-/// The same for rows that are not all there, or that end near the end of memory.
+/// Gathers rows of which some may not exist, or that end near the end of memory.
 struct GatherPadded<'a>(GatherRows<'a>);
 
 impl hvx::Kernel for GatherPadded<'_> {

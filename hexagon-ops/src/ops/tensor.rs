@@ -1,9 +1,9 @@
 //! Tensors with ggml's dimensions and strides: reading any type as f32, and rows of results that
-//! tasks write side by side.
+//! tasks write at the same time.
 //!
-//! Kernels take a row in chunks of [`CHUNK`] elements. A source is either separate from the result,
-//! possibly shared with other sources, or it is the result itself (in place). In place, a chunk is
-//! read before it is written, and a task reads only the row that it writes.
+//! Kernels process a row in chunks of [`CHUNK`] elements. A source is either separate from the
+//! result, possibly shared with other sources, or it is the result itself (in place). In place, a
+//! chunk is read before it is written, and a task reads only the row that it writes.
 //!
 //! Rows of a result are disjoint. In the order of their strides they are therefore consecutive in
 //! memory, and a range of rows is a slice: this is how the tasks of a step share one result.
@@ -32,13 +32,13 @@ pub use tasks::{ARITHMETIC, FUNCTION, MOVE, SCALAR, TASK_PACKETS, row_packets};
 
 /// Elements of a chunk, the unit in which a kernel reads and writes a row.
 pub const CHUNK: usize = 256;
-/// Fewest bytes that are worth an instruction to bring them: with its address it takes as long as
-/// reading a kilobyte that is in the cache.
+/// Fewest bytes that are worth a prefetch: with the computation of its address it costs as much as
+/// reading a kilobyte from the cache.
 const FETCH_BYTES: usize = 2048;
 /// Memory of a chunk.
 pub type Chunk = [f32; CHUNK];
-/// Chunks of a task, shared by all of its rows, because clearing them takes as long as the work on
-/// a short row.
+/// Chunks of a task, shared by all of its rows, because clearing them costs as much as processing a
+/// short row.
 pub type Chunks = [Chunk; 4];
 
 /// A tensor that is only read: `bytes` covers it from its first byte to its last.
@@ -65,7 +65,7 @@ impl<'a> View<'a> {
         Self { bytes: &[], shape }
     }
 
-    /// Returns a tensor of which a caller knows that it ends with `bytes`.
+    /// Returns a tensor that ends with `bytes`, which the caller has checked.
     #[must_use]
     #[inline(always)]
     pub(crate) const fn bound(bytes: &'a [u8], shape: Shape) -> Self {
@@ -102,8 +102,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns the elements `range` (at most [`CHUNK`]) of row `at` as f32. All indices are taken
-    /// modulo the dimensions, which is how ggml repeats a tensor.
+    /// Returns the elements `range` (at most [`CHUNK`]) of row `at` as f32. Indices wrap around at
+    /// the dimensions, which is how ggml repeats a tensor.
     #[inline(always)]
     pub fn read<'b>(&self, at: [usize; 3], range: Range<usize>, chunk: &'b mut Chunk) -> &'b [f32]
     where
@@ -142,15 +142,15 @@ impl<'a> View<'a> {
         Some((bytemuck::try_cast_slice(elems).ok()?, stride))
     }
 
-    /// Reads elements of row `at` as f32, starting with `first`. Indices of rows are taken modulo
-    /// the dimensions.
+    /// Reads elements of row `at` as f32, starting with `first`. Indices of rows wrap around at the
+    /// dimensions.
     #[inline(always)]
     pub fn read_row(&self, at: [usize; 3], first: usize, out: &mut [f32]) {
         convert::read(&self.shape, self.tail(self.shape.row(at)), first, out);
     }
 
-    /// Brings `count` rows of dimension 1, which start with row `at`, towards the processor before
-    /// they are read: if they exist, and are so long that the processor would wait for them.
+    /// Prefetches `count` rows of dimension 1, starting with row `at`, if they exist and are so
+    /// long that the processor would wait for them.
     #[inline(always)]
     pub fn fetch(&self, at: [usize; 3], count: usize) {
         if at[0] + count > self.shape.ne[1] {
@@ -172,18 +172,18 @@ impl<'a> View<'a> {
         bytes.map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
     }
 
-    /// Returns an element of an index tensor (i32 or i64); indices as in [`Self::read`]. A negative
-    /// element is no index.
+    /// Returns an element of an index tensor (i32 or i64); indices as in [`Self::read`]. Negative
+    /// elements are not indices.
     #[must_use]
     pub fn index(&self, k: usize, at: [usize; 3]) -> i64 {
-        // A list is usual, for which nothing has to be found.
+        // Most index tensors are lists, for which the row's address needs no computation.
         let row = if at[0] | at[1] | at[2] == 0 {
             0
         } else {
             self.shape.row(at)
         };
         let bytes = self.tail(row + self.shape.column(k) * self.shape.nb[0]);
-        // An aligned number is one load.
+        // An aligned index is loaded at once.
         match self.shape.dtype {
             Type::I64 => bytes.first_chunk::<8>().map_or(-1, |b| {
                 let aligned = bytemuck::try_from_bytes(b).copied();
@@ -245,8 +245,8 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Brings the first row of a source towards the processor, which reads another one before it. Where
-/// there is a row after that one, the fetch of that row ends this one.
+/// Prefetches the first row of a source while the processor reads another one. If there is a row
+/// after that one, the fetch of that row ends this one.
 #[inline(always)]
 pub fn fetch_first(source: &Source<'_>) {
     if let Source::Apart(view) = source {
@@ -254,7 +254,7 @@ pub fn fetch_first(source: &Source<'_>) {
     }
 }
 
-/// Brings rows of the sources after `row` towards the processor, which will read them next.
+/// Prefetches the rows of the sources after `row`, which the processor will read next.
 #[inline(always)]
 pub fn fetch_after(row: &Row<'_>, sources: &[&Source<'_>]) {
     if row.at[0] + 1 < row.shape.ne[1] {
@@ -262,8 +262,8 @@ pub fn fetch_after(row: &Row<'_>, sources: &[&Source<'_>]) {
     }
 }
 
-/// Brings rows after that at `at` towards the processor. A fetch ends the one before it, so up to
-/// three sources take turns, each with as many rows as there are turns.
+/// Prefetches rows after the one at `at`. A fetch cancels the one before it, so up to three sources
+/// alternate, each fetching as many rows as there are sources.
 #[inline(never)]
 fn fetch_next([i1, i2, i3]: [usize; 3], sources: &[&Source<'_>]) {
     let next = i1 + 1;
@@ -277,7 +277,7 @@ fn fetch_next([i1, i2, i3]: [usize; 3], sources: &[&Source<'_>]) {
         views.filter(has_next)
     };
     let turns = views().count();
-    // Divisions by other numbers are function calls on the DSP.
+    // Only remainders by constants: other divisions are function calls on the DSP.
     let turn = match turns {
         0 | 1 => 0,
         2 => i1 % 2,
@@ -323,7 +323,7 @@ impl<'a> ViewMut<'a> {
         })
     }
 
-    /// Returns a tensor of which a caller knows that it ends with `bytes`, and its
+    /// Returns a tensor that ends with `bytes`, which the caller has checked, and has this
     /// [`Shape::row_order`].
     #[must_use]
     #[inline(always)]
@@ -478,7 +478,7 @@ impl<'a> ViewMut<'a> {
         let Some(bytes) = range.and_then(|range| self.bytes.get_mut(range)) else {
             return false;
         };
-        // The type and the distance of elements are those of one row.
+        // Type and element stride are those of a single row, so all rows are written as one.
         convert::write(&self.shape, bytes, 0, elems);
         true
     }
@@ -502,7 +502,7 @@ impl<'a> ViewMut<'a> {
             return None;
         }
         let first = self.number(at);
-        // All rows follow each other in the order of their numbers, and a row has `n` elements.
+        // Rows follow each other in the order of their numbers, and a row has `n` elements.
         let fits = count <= (shape.ne[1] - at[0]) * n
             && self.rows.start <= first
             && count <= (self.rows.end - first.min(self.rows.end)) * n;

@@ -10,7 +10,7 @@ use crate::rt::Engine;
 struct EmbedRow<'a, 'b> {
     row: &'a mut Row<'b>,
     time: f32,
-    /// Quotient of neighbouring frequencies; the first one is 1.
+    /// Quotient of successive frequencies; the first frequency is 1.
     factor: f64,
 }
 
@@ -25,7 +25,7 @@ impl hvx::Kernel for EmbedRow<'_, '_> {
             let len = CHUNK.min(half - start);
             let (mut angles, mut sines): (Chunk, Chunk) = ([0.0; CHUNK], [0.0; CHUNK]);
             for angle in &mut angles[..len] {
-                // ggml rounds the frequency, then the product.
+                // Rounded twice, as in ggml: the frequency first, then the product.
                 #[expect(clippy::cast_possible_truncation, reason = "see above")]
                 let rounded = frequency as f32;
                 *angle = self.time * rounded;
@@ -51,7 +51,7 @@ impl hvx::Kernel for EmbedRow<'_, '_> {
 ///
 /// # Errors
 /// `Operand` unless the source is a row of f32, the result a matrix of floats with a row for each
-/// of them, and the period at least 1.
+/// element, and the period at least 1.
 pub fn embed_times(engine: &Engine, period: i32, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let times: View<'_> = src.apart()?;
     let [dim, rows, ..] = dst.shape.ne;

@@ -8,8 +8,9 @@
 //!     many rows   transpose the 32 rows; for each k, for each 8 rows: add a vector times an element
 //! ```
 //!
-//! Folds are a fourth of the work on a row, and a transposition is that on five rows. The number of
-//! rows of src1 decides, so that results do not depend on how the rows are shared out.
+//! The folds of a row are a fourth of the work on it, and a transposition costs as much as the work
+//! on five rows. The number of rows of src1 decides between them, so that results do not depend on
+//! the division into tasks.
 //!
 //! Where there is a matrix unit, it multiplies several rows (`unit`).
 //!
@@ -104,7 +105,7 @@ pub fn mul_mat(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Resu
     let (a, b) = check(&dst.shape, src)?;
     let [k, n, ..] = a.shape.ne;
     let plane = |place| repeated_plane(place, &a.shape, &b.shape);
-    // 32 rows of src0 are converted and multiplied for 32 columns.
+    // 32 rows of src0 are converted and multiplied to get 32 columns.
     let packets = || row_packets(n, k.saturating_mul(MOVE));
     dst.for_column_parts(engine, packets, |part| {
         for_groups::<ROWS>(part, plane, |plane, places, part| {
@@ -152,7 +153,8 @@ fn rows(
 ) {
     let (k, n, first) = (a.shape.ne[0], part.shape.ne[0], part.first());
     let is_many = b.shape.ne[1] >= MANY;
-    // Not by `hvx::zeros`, which makes large arrays elsewhere and copies them.
+    // Constants instead of `hvx::zeros`, which would build such large arrays elsewhere and copy
+    // them.
     let mut columns = [Line::ZERO; LANES * DEPTH / LANES];
     let mut parts = [Line::ZERO; ROWS * DEPTH / LANES];
     for n0 in (0..n).step_by(LANES) {
@@ -163,7 +165,7 @@ fn rows(
             let lines = range.len().div_ceil(LANES);
             let columns = &mut columns[..LANES * lines];
             a.read_rows(first + n0..first + end, plane, range.clone(), columns);
-            // The rows of src1 stay in `parts` if they fit.
+            // The rows of src1 stay in `parts` for all columns if they fit.
             if n0 == 0 || k > DEPTH {
                 hvx::widest(ReadParts {
                     view: b,
@@ -173,7 +175,7 @@ fn rows(
                 });
             }
             if is_many {
-                // Rows after the last one are computed, too, and not used.
+                // Rows after the last one are computed as well, but not used.
                 let count = places.len().next_multiple_of(BLOCK);
                 hvx::widest(Transpose { columns });
                 hvx::widest(Multiply {
@@ -248,7 +250,8 @@ impl hvx::Kernel for Multiply<'_> {
         let lines = self.columns.len() / LANES;
         let blocks = self.rows.chunks_exact(BLOCK * lines);
         for (rows, sums) in blocks.zip(self.sums.as_chunks_mut::<BLOCK>().0) {
-            // A number for all would be copied, which a qfloat value must not be.
+            // Each total gets its own number: a shared one would be copied, which a qfloat value
+            // must not be.
             let mut totals = (sums.each_ref()).map(|sum| Accumulator::from_f32(hvx::load(sum)));
             for line in 0..lines {
                 let elems: [&[f32; LANES]; BLOCK] =

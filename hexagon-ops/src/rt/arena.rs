@@ -1,4 +1,4 @@
-//! An arena of VTCM: hands out disjoint pieces, and never more than there is.
+//! An arena of VTCM: hands out disjoint pieces of it, and fails if there is not enough.
 
 use crate::error::{Error, Result};
 use crate::layout::{F16_TILE_BYTES, F16_TILE_LINES, Line, Tile};
@@ -49,7 +49,7 @@ impl<'a> Arena<'a> {
         }
     }
 
-    /// Takes `count` lines for `what`; whole tiles leave the arena.
+    /// Allocates `count` lines for `what`. The arena loses whole tiles.
     ///
     /// # Errors
     /// `VtcmFull` if fewer are left.

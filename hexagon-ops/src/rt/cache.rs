@@ -1,5 +1,5 @@
-//! The DSP's data caches over memory that the host also accesses. The host's build has nothing to
-//! do.
+//! The DSP's data caches, for memory that the host also accesses. In the host's build these
+//! functions do nothing.
 //!
 //! Two user-level instructions act on an address: `dccleana` writes a dirty line to memory,
 //! `dccleaninva` also drops it. A plain `dcinva` would suffice before reading, but it loses other
@@ -63,7 +63,7 @@ impl Access {
         }
     }
 
-    /// Returns the access of bytes that have both.
+    /// Returns the access of bytes that are accessed in both ways.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         match (self, other) {
@@ -79,12 +79,13 @@ impl Access {
     }
 }
 
-/// Makes later reads of `bytes` bytes at `address` by `access` see what the host wrote before.
+/// Makes sure that later reads of `bytes` bytes at `address` by `access` see the host's earlier
+/// writes.
 pub fn invalidate(address: *const u8, bytes: usize, access: Access) {
     #[cfg(target_arch = "hexagon")]
     if let Some((first, count)) = lines(address, bytes, access.step()) {
-        // SAFETY: a cache operation changes no byte that a program can see; an unmapped address
-        // would be a fault, and callers pass mapped ones.
+        // SAFETY: a cache operation changes no byte that a program can see. An unmapped address
+        // would fault, but callers pass mapped ones.
         unsafe { ggml_rust_npu_invalidate_lines(first, count, access.step()) };
         barrier();
     }
@@ -103,14 +104,14 @@ pub fn clean(address: *const u8, bytes: usize, access: Access) {
     let _ = (address, bytes, access);
 }
 
-/// Most lines that one instruction brings.
+/// Most lines that one instruction fetches.
 #[cfg(target_arch = "hexagon")]
 const MOST_LINES: usize = 255;
 
-/// Starts to bring up to 32 KiB of `bytes` bytes at `address` into the second-level cache, and
+/// Starts to fetch up to 32 KiB of the `bytes` bytes at `address` into the second-level cache, and
 /// returns at once. It changes nothing that a program can see, and ends an earlier fetch of the
-/// same thread that still runs. `address` is mapped: there, the instruction takes the exceptions of
-/// a load.
+/// same thread that still runs. `address` must be mapped, because the instruction raises the
+/// exceptions of a load for it.
 ///
 /// SOURCE: Hexagon V73 Programmer's Reference Manual, 5.10.6.3 and `l2fetch(Rs,Rt)`: bits 7:0 of Rt
 /// are the height, 15:8 the width in bytes, 31:16 the stride; the XNNPACK library uses it in the
@@ -120,7 +121,8 @@ pub fn fetch(address: *const u8, bytes: usize) {
     #[cfg(target_arch = "hexagon")]
     {
         let lines = bytes.div_ceil(LINE).min(MOST_LINES);
-        // SAFETY: it writes nothing, and callers pass the address of a row, which is mapped.
+        // SAFETY: the prefetch writes nothing, and callers pass the address of a row, which is
+        // mapped.
         unsafe {
             core::arch::asm!(
                 "l2fetch({0},{1})",
@@ -133,7 +135,7 @@ pub fn fetch(address: *const u8, bytes: usize) {
     let _ = (address, bytes);
 }
 
-/// Starts to bring rows of `row_bytes` bytes at a distance of `stride_bytes` into the second-level
+/// Starts to fetch rows of `row_bytes` bytes at a distance of `stride_bytes` into the second-level
 /// cache, as [`fetch`] does. Numbers of more than 16 bits are limited to the largest one.
 ///
 /// SOURCE: Hexagon V73 Programmer's Reference Manual, `l2fetch(Rs,Rtt)`: bits 15:0 of Rtt are the
@@ -144,7 +146,8 @@ pub fn fetch_rows(address: *const u8, rows: usize, row_bytes: usize, stride_byte
     {
         let [rows, row_bytes, stride_bytes] =
             [rows, row_bytes, stride_bytes].map(|it| it.min(u16::MAX.into()) as u64);
-        // SAFETY: it writes nothing, and callers pass the address of a row, which is mapped.
+        // SAFETY: the prefetch writes nothing, and callers pass the address of a row, which is
+        // mapped.
         unsafe {
             core::arch::asm!(
                 "l2fetch({0},{1})",
@@ -161,18 +164,19 @@ pub fn fetch_rows(address: *const u8, rows: usize, row_bytes: usize, stride_byte
 pub fn barrier() {
     core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
     #[cfg(target_arch = "hexagon")]
-    // SAFETY: waits, and changes nothing.
+    // SAFETY: the instruction waits, and changes nothing.
     unsafe {
         core::arch::asm!("syncht", options(nostack));
     }
 }
 
-/// Returns the address of the first line of `line` bytes that the bytes touch, and the number of
-/// lines; `None` if there are no bytes.
+/// Returns the address of the first cache line (of `line` bytes) that the bytes touch, and the
+/// number of lines; `None` for 0 bytes.
 #[cfg(any(target_arch = "hexagon", test))]
 #[inline(always)]
 fn lines(address: *const u8, bytes: usize, line: usize) -> Option<(usize, usize)> {
-    // Lines are powers of two, and divisions are function calls on the DSP.
+    // Line sizes are powers of two, so a shift replaces a division, which is a function call on the
+    // DSP.
     let shift = line.trailing_zeros();
     let first = address.addr() >> shift;
     let last = address.addr().saturating_add(bytes.checked_sub(1)?) >> shift;

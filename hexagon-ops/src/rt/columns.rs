@@ -1,11 +1,11 @@
-//! Rows of equal length, one after another, of which each task writes its own columns.
+//! Rows of equal length, one after another; each task writes different columns of all rows.
 
 use core::marker::PhantomData;
 use core::ops::Range;
 
-/// The same range of columns of every row.
+/// A range of columns, the same in every row.
 ///
-/// A slice can only be cut between rows. A task that computes some heads of all tokens writes a
+/// A slice can only be divided between rows. A task that computes some heads of all tokens writes a
 /// part of each row, and no other task writes that part.
 #[derive(Debug)]
 pub struct SharedColumns<'a> {
@@ -19,7 +19,7 @@ pub struct SharedColumns<'a> {
     life: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: as `&mut [f32]`: the elements belong to this value alone, because `new` borrows all of
+// SAFETY: as `&mut [f32]`. The elements belong to this value alone, because `new` borrows all of
 // them and `split_off` gives each column to one value.
 unsafe impl Send for SharedColumns<'_> {}
 
@@ -36,7 +36,7 @@ impl<'a> SharedColumns<'a> {
         }
     }
 
-    /// Splits the first `count` columns off, or as many as there are.
+    /// Splits off the first `count` columns, or all if there are fewer.
     #[must_use]
     pub fn split_off(&mut self, count: usize) -> Self {
         let middle = self.columns.end.min(self.columns.start + count);
@@ -51,15 +51,15 @@ impl<'a> SharedColumns<'a> {
             return &mut [];
         }
         let start = index * self.row_elems + self.columns.start;
-        // SAFETY: `index` is a row of the borrowed slice, and the columns are inside a row.
+        // SAFETY: `index` is a row of the borrowed slice, and the columns are inside the row.
         let first = unsafe { self.base.add(start) };
         // SAFETY: in bounds as above; no other value has these columns, and `self` is borrowed
         // mutably for as long as the slice lives.
         unsafe { core::slice::from_raw_parts_mut(first, self.columns.len()) }
     }
 
-    /// Returns `N` elements, the first of which is column `column` of this value, of each of `ROWS`
-    /// rows, the first of which is row `first`; `None` if there are fewer.
+    /// Returns `N` elements of each of `ROWS` rows, starting at column `column` of this value and
+    /// at row `first`; `None` if there are fewer.
     #[inline(always)]
     pub fn squares<const N: usize, const ROWS: usize>(
         &mut self,
@@ -73,7 +73,7 @@ impl<'a> SharedColumns<'a> {
         let start = first * self.row_elems + self.columns.start + column;
         Some(core::array::from_fn(|row| {
             let at = self.base.wrapping_add(start + row * self.row_elems);
-            // SAFETY: in bounds by the check above, which is for the last row, too. No other value
+            // SAFETY: in bounds by the check above, which also covers the last row. No other value
             // has these columns, `self` is borrowed mutably for as long as the elements are, and
             // columns of different rows are disjoint.
             unsafe { &mut *at.cast::<[f32; N]>() }

@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use crate::layout::{LINE_BYTES, Line};
 
-/// Lines that follow each other on both sides.
+/// A copy of lines that follow each other in the source and in the destination.
 ///
 /// The source must be in DDR, not only in the DSP's cache, because the DMA engine bypasses the
 /// cache.
@@ -25,12 +25,12 @@ pub struct CopyShape {
     pub row_bytes: usize,
     /// Bytes from the start of a source row to that of the next.
     pub from_stride: usize,
-    /// The same of the destination; not less than a row.
+    /// The same for the destination; not less than the length of a row.
     pub to_stride: usize,
 }
 
 impl CopyShape {
-    /// Returns the same bytes as one row if there is no gap on either side.
+    /// Returns the same bytes as one row if neither side has gaps.
     fn joined(self) -> Self {
         let bytes = self.row_bytes;
         if self.rows == 1 || (self.from_stride, self.to_stride) == (bytes, bytes) {
@@ -79,8 +79,8 @@ pub struct CopyRows<'a> {
 }
 
 impl<'a> CopyRows<'a> {
-    /// Returns a copy of rows whose first one starts with `from` and with `to`; `None` if a row
-    /// ends after them, if there are none, or if rows of the destination overlap.
+    /// Returns a copy of rows. The first row starts at the start of `from` and of `to`. `None` if a
+    /// row ends after their ends, if there are no rows, or if rows of the destination overlap.
     #[must_use]
     pub fn new(from: &'a [u8], to: &'a mut [u8], shape: CopyShape) -> Option<Self> {
         if shape.rows > 1 && shape.to_stride < shape.row_bytes {
@@ -112,7 +112,7 @@ impl<'a> CopyRows<'a> {
     pub(super) fn by_loads(&mut self, before: impl Fn(&[u8])) {
         for row in 0..self.shape.rows {
             let [from, to] = self.places(row);
-            // Both are inside by `new`.
+            // `new` has checked that both are inside.
             if let (Some(from), Some(to)) = (self.from.get(from), self.to.get_mut(to)) {
                 before(from);
                 to.copy_from_slice(from);
@@ -122,7 +122,7 @@ impl<'a> CopyRows<'a> {
 }
 
 impl<'a> From<Copy<'a>> for CopyRows<'a> {
-    /// Takes as many lines as both sides have.
+    /// Copies as many lines as both sides have.
     fn from(Copy { from, to }: Copy<'a>) -> Self {
         let lines = from.len().min(to.len());
         Self {

@@ -18,7 +18,7 @@
 //! word 7   0: offsets within rows                          0
 //! ```
 //!
-//! A stride of 0 means the largest one and another 1 to some versions of the engine, so rows whose
+//! Some versions of the engine treat a stride of 0 as the largest one, others as 1. So rows whose
 //! strides do not fit have no descriptor.
 //!
 //! SOURCE: linear: Qualcomm Hexagon User DMA Specification 80-V9418-29 as quoted by three public
@@ -34,7 +34,7 @@ pub(super) const WORDS: usize = 8;
 #[cfg(any(target_arch = "hexagon", test))]
 pub(super) const LINEAR_WORDS: usize = 4;
 
-/// Control bits with which neither side goes through the cache: memory was written by the other
+/// Control bits for access without the cache, on both sides. Memory was written by the other
 /// processor or cleaned, and VTCM is not cached.
 #[cfg(any(target_arch = "hexagon", test))]
 const BYPASS: u32 = 1 << 28 | 1 << 29;
@@ -65,7 +65,7 @@ impl RowFields {
         Self::Narrow
     };
 
-    /// Returns `true` if one descriptor describes the copy, which has bytes.
+    /// Returns `true` if one descriptor can describe the copy, which is not empty.
     pub(super) fn fit(self, shape: &CopyShape) -> bool {
         let CopyShape {
             rows,
@@ -144,7 +144,8 @@ mod tests {
             linear_words(&shape(1, 0x12_3456, 0x12_3456, 0x12_3456), at),
             Some([0, 0x3012_3456, 0x8123_4567, 0xff00_0080])
         );
-        // 0x301 rows of 0x44 bytes, 0x1100 and 0x80 bytes apart.
+        // 0x301 rows of 0x44 bytes. Their strides are 0x1100 bytes in the source and 0x80 in the
+        // destination.
         let rows = shape(0x301, 0x44, 0x1100, 0x80);
         assert_eq!(
             RowFields::Narrow.words(&rows, at),
@@ -172,7 +173,7 @@ mod tests {
                 0
             ])
         );
-        // A stride of more than 16 bits.
+        // A stride that needs more than 16 bits.
         assert_eq!(
             RowFields::Wide.words(&shape(2, 0x100, 0x1_0040, 0x100), at),
             Some([

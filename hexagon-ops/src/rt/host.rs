@@ -1,5 +1,5 @@
-//! Steps on the host: a pool of threads, of which the first to run a task also does the copy. Or
-//! only a record of the steps that would run.
+//! Steps on the host: a pool of threads, where the first thread to run a task also does the copy.
+//! An engine can also only record the steps that would run.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,11 +11,11 @@ use super::{Copy, CopyRows, MatrixPart};
 #[derive(Debug)]
 pub struct Engine {
     pool: Option<Pool>,
-    /// Steps in place of their execution, and the number of threads that they are cut for.
+    /// Records steps instead of executing them, for this number of threads.
     recorder: Option<(usize, Mutex<Vec<StepRecord>>)>,
 }
 
-/// The work of a step, which the units would do side by side.
+/// The work of a step, which the units of a device do at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepRecord {
     /// Bytes that the DMA engine copies.
@@ -24,14 +24,13 @@ pub struct StepRecord {
     pub tasks: usize,
     /// Products of the matrix unit.
     pub tile_products: usize,
-    /// For copies beside several steps ([`Engine::beside`]): the number of those, which follow this
-    /// record.
+    /// Number of steps that copies of [`Engine::beside`] overlap; these steps follow this record.
     pub steps_beside: usize,
 }
 
 impl Engine {
-    /// Returns an engine that records steps for `threads` threads, and executes none of them: the
-    /// schedule of a large operation in no time.
+    /// Returns an engine that records steps for `threads` threads and executes none of them. So it
+    /// gives the schedule of a large operation at once.
     #[must_use]
     pub fn recording(threads: usize) -> Self {
         Self {
@@ -74,14 +73,14 @@ impl Engine {
         false
     }
 
-    /// Returns `false`: the stand-in's unit belongs to no thread, and any thread of the pool
-    /// computes the part of a step.
+    /// Returns `false`: in the stand-in any thread of the pool computes the matrix unit's part of a
+    /// step.
     #[must_use]
     pub const fn has_matrix_thread(&self) -> bool {
         false
     }
 
-    /// Runs the copy and `run` on every task, and returns when all are done.
+    /// Runs the copy, and `run` for every task; returns when all are done.
     ///
     /// # Panics
     /// If the two sides of the copy differ in length, or when `run` does.
@@ -94,7 +93,7 @@ impl Engine {
         self.step_with_matrix(copy, (), tasks, run);
     }
 
-    /// Does the same, and computes `part` beside the tasks.
+    /// Does the same, and computes `part` at the same time as the tasks.
     ///
     /// # Panics
     /// As [`Self::step`].
@@ -119,7 +118,7 @@ impl Engine {
             part.run();
             return tasks.iter_mut().for_each(run);
         };
-        // The first thread copies, and computes the matrix unit's part; the next ones take tasks.
+        // The first thread copies and does the matrix unit's part; the other threads run tasks.
         let first = Mutex::new(Some((copy, part)));
         pool.for_each(chunks(tasks, 1), |_, task| {
             let first = locked(&first).take();
@@ -131,7 +130,7 @@ impl Engine {
         });
     }
 
-    /// Makes the copies while `run` runs, and returns when both are done. Here the copies come
+    /// Makes the copies and calls `run`; returns when both are done. On the host the copies come
     /// first.
     pub fn beside<R>(&self, copies: &mut [CopyRows<'_>], run: impl FnOnce() -> R) -> R {
         let Some((_, record)) = &self.recorder else {
@@ -153,7 +152,7 @@ impl Engine {
     }
 }
 
-/// Locks a value; a panic elsewhere has left it whole.
+/// Locks a value, also after a panic elsewhere, which leaves the value complete.
 fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -72,7 +72,7 @@ impl<'a> Call<'a> {
     /// null address.
     ///
     /// # Safety
-    /// - `args` is null or points at as many arguments as `scalars` says.
+    /// - `args` is null, or has as many arguments as `scalars` specifies.
     /// - Each argument's address is null or that of `len` initialized bytes, at most `isize::MAX`.
     ///   For `'a`, inputs do not change, and outputs are not used elsewhere.
     #[must_use]
@@ -91,7 +91,7 @@ impl<'a> Call<'a> {
             if arg.pv.is_null() {
                 return None;
             }
-            // SAFETY: not null, so by the caller's promise `len` bytes that do not change for `'a`.
+            // SAFETY: not null, so the caller guarantees `len` bytes that do not change for `'a`.
             input = unsafe { core::slice::from_raw_parts(arg.pv.cast::<u8>(), arg.len) };
         }
         if outputs == 1 {
@@ -102,7 +102,7 @@ impl<'a> Call<'a> {
             if arg.pv.is_null() {
                 return None;
             }
-            // SAFETY: not null, so by the caller's promise `len` bytes that nothing else uses for
+            // SAFETY: not null, so the caller guarantees `len` bytes that nothing else uses for
             // `'a`.
             output = unsafe { core::slice::from_raw_parts_mut(arg.pv.cast::<u8>(), arg.len) };
         }

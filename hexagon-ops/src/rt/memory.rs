@@ -41,8 +41,8 @@ impl Mapped {
     /// # Safety
     /// - Both are mapped, initialized and at most `isize::MAX` bytes, until the platform that made
     ///   the value unmaps it.
-    /// - While a slice of them lives, nothing else writes what it covers, or reads it if it is a
-    ///   mutable slice: the host does not touch a command's operands until the command's fence is
+    /// - While a slice of the bytes lives, nothing else writes them, or reads them if the slice is
+    ///   mutable: the host does not touch a command's operands until the command's fence is
     ///   answered.
     #[must_use]
     pub unsafe fn new(cached: *mut u8, direct: *const u8, bytes: usize) -> Option<Self> {
@@ -123,8 +123,8 @@ impl Addresses {
     }
 }
 
-/// Identity of the contents of a [`Table`]: no two tables with buffers, and no two states of one,
-/// have the same.
+/// Identity of the contents of a [`Table`]. It differs between tables with buffers, and between the
+/// states of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Generation(u32);
 
@@ -132,8 +132,8 @@ impl Generation {
     /// Generation of a table that never had a buffer.
     const EMPTY: Self = Self(0);
 
-    /// Returns a new generation. The last number is not the same as itself ([`Self::is`]), so
-    /// numbers that wrap are not mistaken for earlier ones.
+    /// Returns a new generation. The last number never equals itself ([`Self::is`]), so that after
+    /// it no generation is mistaken for an earlier one.
     fn next() -> Self {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let mut last = LAST.load(Ordering::Relaxed);
@@ -183,7 +183,7 @@ impl Table {
         entry.ok_or(BindError::Number)
     }
 
-    /// Checks that a number can be given to a buffer.
+    /// Checks that a buffer can get this number.
     ///
     /// # Errors
     /// `Number` or `Taken` if not.
@@ -247,8 +247,8 @@ impl<'a> Mappings<'a> {
     }
 }
 
-/// The buffers as one command has them. A [`Table`] lends them to one command at a time. Neither
-/// this value nor the [`Operands`] that it becomes can be copied, so each byte is handed out once.
+/// The buffers as one command may use them. A [`Table`] lends them to one command at a time. This
+/// value and the [`Operands`] that it becomes cannot be copied, so each byte is handed out once.
 #[derive(Debug)]
 pub struct LentBuffers<'a> {
     buffers: &'a [Option<Mapped>],
@@ -275,7 +275,7 @@ impl<'a> LentBuffers<'a> {
         if end > mapped.bytes {
             return Err(BindError::Bounds);
         }
-        // The offset is not larger than the end.
+        // The offset is at most the end, which fits into usize.
         let start = usize::try_from(offset).map_err(|_| BindError::Bounds)?;
         let span = Span { buffer, start, end };
         Ok(Bound {
@@ -300,9 +300,9 @@ impl<'a> LentBuffers<'a> {
         if !self.owns(bound) {
             return Err(BindError::Unmapped);
         }
-        // SAFETY: in bounds by `bind`; mapped and not written by others by the contract of
-        // `Mapped::new`. This command does not write either: only `Operands` makes slices to write
-        // to, and it takes `self`, which this slice borrows.
+        // SAFETY: in bounds by `bind`. By the contract of `Mapped::new` it is mapped and others do
+        // not write it. This command does not write it either: only `Operands` gives out mutable
+        // slices, and it consumes `self`, which this slice borrows.
         Ok(unsafe { core::slice::from_raw_parts(bound.start(), bound.range().len()) })
     }
 }

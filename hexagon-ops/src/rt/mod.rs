@@ -1,9 +1,9 @@
 //! The machine as a kernel's driver uses it: threads and copies in steps, and a share of VTCM.
 //!
-//! A driver runs in *steps*. In one step, a copy from DDR to VTCM runs beside a list of tasks; the
-//! step ends when all are done. Two buffers that swap between steps therefore overlap copying,
-//! dequantizing and multiplying without any other synchronization, and safe borrows prove that no
-//! task writes what another reads:
+//! A driver runs in *steps*. In one step, a copy from DDR to VTCM and a list of tasks run at the
+//! same time; the step ends when all are done. Two buffers that swap between steps therefore
+//! overlap copying, dequantizing and multiplying without any other synchronization, and safe
+//! borrows prove that no task writes memory that another one reads:
 //!
 //! ```text
 //! step      0        1           2           3
@@ -12,7 +12,7 @@
 //! multiply                       group 0     group 1
 //! ```
 //!
-//! Copies that last longer than one step run beside all steps of a closure ([`Engine::beside`]): a
+//! Copies that last longer than one step overlap all steps of a closure ([`Engine::beside`]): a
 //! chain of descriptors, started once and awaited once.
 
 mod arena;
@@ -61,7 +61,7 @@ mod qurt;
 #[cfg(target_arch = "hexagon")]
 pub use qurt::{Engine, thread_priority};
 
-/// The part of a step that the matrix unit computes, beside the step's tasks.
+/// The part of a step that the matrix unit computes while the step's tasks run.
 pub trait MatrixPart: Send {
     /// Returns `true` if there is nothing to compute.
     fn is_empty(&self) -> bool;
@@ -71,7 +71,7 @@ pub trait MatrixPart: Send {
         0
     }
 
-    /// Computes it, on the thread that holds the unit.
+    /// Computes the part, on the thread that holds the unit.
     fn run(&mut self);
 }
 
@@ -88,21 +88,21 @@ impl<F: FnMut() + Send> MatrixPart for OnUnit<F> {
     }
 }
 
-/// Returns `true` if the DMA engine makes such a copy by one descriptor. Others are made by loads
-/// and stores.
+/// Returns `true` if one descriptor of the DMA engine describes such a copy. Loads and stores make
+/// the other copies.
 #[must_use]
 pub fn has_descriptor(shape: &CopyShape) -> bool {
     RowFields::NATIVE.fit(shape)
 }
 
 impl Engine {
-    /// Computes a part without any task beside it.
+    /// Computes a part without any task at the same time.
     pub fn compute(&self, part: impl MatrixPart) {
         self.step_with_matrix(None, part, &mut [(); 0], |()| ());
     }
 
-    /// Runs code on the thread that computes parts of steps: locking the unit, for instance, holds
-    /// for the thread that does it.
+    /// Runs code on the thread that computes the matrix unit's parts of steps. For instance, a lock
+    /// on the unit belongs to the thread that locks it.
     pub fn on_matrix_thread(&self, run: impl FnMut() + Send) {
         self.compute(OnUnit(run));
     }

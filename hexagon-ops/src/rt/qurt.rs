@@ -13,7 +13,7 @@ use super::cache::{self, Access};
 use super::workers::TaskList;
 use super::{Copy, CopyRows, MatrixPart};
 
-/// The calling hardware thread, its DMA engine, and the workers beside it.
+/// The calling hardware thread, its DMA engine, and the worker threads.
 #[derive(Debug)]
 pub struct Engine {
     is_stuck: AtomicBool,
@@ -35,8 +35,8 @@ impl Engine {
         }
     }
 
-    /// Returns `true` if a copy did not finish in time. What was computed since is not to be
-    /// trusted, and the DMA engine is not started again.
+    /// Returns `true` if a copy did not finish in time. Everything computed since may be wrong, and
+    /// the DMA engine is not started again.
     #[must_use]
     pub fn is_stuck(&self) -> bool {
         self.is_stuck.load(Ordering::Relaxed)
@@ -48,13 +48,14 @@ impl Engine {
         1 + self.team.len()
     }
 
-    /// Returns `true` if a thread beside [`Self::threads`] computes the parts for the matrix unit.
+    /// Returns `true` if a thread in addition to [`Self::threads`] computes the parts for the
+    /// matrix unit.
     #[must_use]
     pub fn has_matrix_thread(&self) -> bool {
         self.team.has_matrix_thread()
     }
 
-    /// Runs the copy and `run` on every task, and returns when all are done.
+    /// Runs the copy, and `run` for every task; returns when all are done.
     pub fn step<T: Send>(
         &self,
         copy: Option<Copy<'_>>,
@@ -64,8 +65,8 @@ impl Engine {
         self.step_with_matrix(copy, (), tasks, run);
     }
 
-    /// Does the same, and computes `part` beside the tasks: on the matrix unit's thread, or first
-    /// of all on the calling thread, while the workers begin with the tasks.
+    /// Does the same, and computes `part` at the same time as the tasks: on the matrix unit's
+    /// thread, or on the calling thread before its tasks, while the workers begin with theirs.
     pub fn step_with_matrix<T: Send>(
         &self,
         copy: Option<Copy<'_>>,
@@ -74,8 +75,7 @@ impl Engine {
         run: impl Fn(&mut T) + Sync,
     ) {
         let tasks = || {
-            // One thread makes no list, so that the compiler can join a task with what is around
-            // it.
+            // With one thread there is no task list, so that the compiler can inline the task.
             if self.team.is_empty() || part.is_empty() && tasks.len() < 2 {
                 part.run();
                 tasks.iter_mut().for_each(run);
@@ -89,8 +89,8 @@ impl Engine {
         }
     }
 
-    /// Makes the copies while `run` runs, and returns when both are done. Steps in `run` have no
-    /// copies for the DMA engine: theirs are made by loads and stores.
+    /// Makes the copies while `run` runs, and returns when both are done. The DMA engine is then
+    /// not available for copies of steps in `run`, which are made by loads and stores.
     #[inline(always)]
     pub fn beside<R>(&self, copies: &mut [CopyRows<'_>], run: impl FnOnce() -> R) -> R {
         let is_free = !self.is_stuck() && !self.is_copying.swap(true, Ordering::Relaxed);
@@ -99,9 +99,9 @@ impl Engine {
             // SAFETY:
             // - `chain` lives on this stack until `wait` below, which every path reaches: nothing
             //   here unwinds.
-            // - `copies` borrows both sides until then, and no other chain of this thread is
-            //   running, as `is_copying` says.
-            // - A descriptor that did not finish was stopped, and no other was started since.
+            // - `copies` borrows both sides until then. No other chain of this thread is running,
+            //   which `is_copying` tracks.
+            // - A descriptor that did not finish was stopped, and no other one was started since.
             unsafe { chain.start(copies) };
         } else {
             chain.leave_out_all();
@@ -121,12 +121,12 @@ impl Engine {
     }
 }
 
-/// Copies by loads and stores what the engine did not.
+/// Does the copies that the engine has not done, by loads and stores.
 #[cold]
 fn by_loads(chain: &Chain, waited: Waited, copies: &mut [CopyRows<'_>]) {
     for (number, copy) in copies.iter_mut().enumerate() {
         if waited != Waited::Done || chain.leaves_out(number) {
-            // The loads go through the cache, which may hold older bytes than the other processor
+            // These loads go through the cache, which may hold older bytes than the other processor
             // wrote. Short rows are copied by scalar loads.
             copy.by_loads(|row| cache::invalidate(row.as_ptr(), row.len(), Access::Scalar));
         }

@@ -59,7 +59,7 @@ impl Shared {
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
-    /// Reads a word. What the other side wrote before that word is visible afterwards.
+    /// Reads a word. Afterwards, everything that the other side wrote before that word is visible.
     ///
     /// # Panics
     /// If the word is not aligned, or not in the region.
@@ -70,7 +70,7 @@ impl Shared {
         word.load(Ordering::Acquire)
     }
 
-    /// Writes a word. What was written before is visible to every reader that sees the word.
+    /// Writes a word. A reader that sees the word also sees everything that was written before it.
     ///
     /// # Panics
     /// As [`Self::load`].

@@ -9,18 +9,18 @@ const IDLE: u32 = 1;
 /// A thread has the session.
 const BUSY: u32 = 2;
 
-/// Stage of a session. The thread that it admits may use the session until it gives it back.
+/// Stage of a session. The admitted thread may use the session until it releases it.
 #[derive(Debug)]
 pub struct Stage(AtomicU32);
 
-/// The answer to a thread that asks for the session.
+/// The answer to a thread that wants to enter the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// The thread has the session.
     Admitted,
     /// Another thread has it.
     Busy,
-    /// There is no such session.
+    /// The session is not open.
     Absent,
 }
 
@@ -31,7 +31,7 @@ impl Stage {
         Self(AtomicU32::new(FREE))
     }
 
-    /// Asks for a session without a handle. Returns `true` if the thread has it.
+    /// Admits the thread to a session without a handle. Returns `true` on success.
     #[must_use]
     pub fn open(&self) -> bool {
         self.take(FREE).is_ok()
@@ -40,7 +40,7 @@ impl Stage {
     /// Asks for an open session.
     #[must_use]
     pub fn enter(&self) -> Admission {
-        // The stage that the exchange saw, because it may be another one by now.
+        // Decides by the stage that the exchange returned, because it may have changed since.
         match self.take(IDLE) {
             Ok(()) => Admission::Admitted,
             Err(BUSY) => Admission::Busy,
@@ -53,7 +53,7 @@ impl Stage {
         self.0.store(IDLE, Ordering::Release);
     }
 
-    /// Gives a session back whose handle is closed.
+    /// Releases a session whose handle is closed.
     pub fn free(&self) {
         self.0.store(FREE, Ordering::Release);
     }

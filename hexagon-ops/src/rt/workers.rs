@@ -8,12 +8,12 @@
 //! polls `unfinished`, later sleeps on it        the last one wakes the caller
 //! ```
 //!
-//! The matrix unit belongs to one thread. Where it is a thread beside the others, that thread is
-//! the only worker of a second [`Workers`], and takes the parts of steps for the unit from there
+//! The matrix unit belongs to one thread. If it is a separate thread, that thread is the only
+//! worker of a second [`Workers`], and gets the parts of steps for the unit from there
 //! ([`Workers::run_on_workers`]).
 //!
-//! This file knows no operating system: [`ThreadSystem`] has the three functions that it needs. The
-//! DSP's threads are in `qurt`; the tests below use the host's.
+//! This file has no calls to an operating system: [`ThreadSystem`] has the three functions that it
+//! needs. The DSP's threads are in `qurt`; the tests below use the host's.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
@@ -45,13 +45,14 @@ struct Alone(AtomicU32);
 /// The state that the caller and its workers share.
 #[derive(Debug)]
 pub struct Workers {
-    /// Number of steps so far; it also changes at the end. Workers without a task wait for it.
+    /// Number of steps so far; it also changes when the workers are to end. Workers without a task
+    /// wait for a change.
     steps: Alone,
-    /// Tasks of the step that no thread has taken.
+    /// Tasks of the step that no thread has started.
     untaken: Alone,
-    /// Tasks of the step that are not done. The caller waits for it.
+    /// Number of the step's tasks that are not done. The caller waits for 0.
     unfinished: Alone,
-    /// Workers that sleep, or are about to.
+    /// Number of workers that sleep, or are about to.
     asleep: AtomicU32,
     is_caller_asleep: AtomicBool,
     is_stopping: AtomicBool,
@@ -61,7 +62,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Returns the state without any worker.
+    /// Returns the state of a process without workers.
     pub const fn new() -> Self {
         Self {
             steps: Alone(AtomicU32::new(0)),
@@ -76,10 +77,10 @@ impl Workers {
     }
 
     /// Runs the tasks of a step, and returns when all are done. The calling thread runs `beside`
-    /// first, while the workers begin with the tasks. It also runs all tasks of a step that another
-    /// thread or a task makes meanwhile.
+    /// first, while the workers begin with the tasks. If another thread or a task makes a step
+    /// meanwhile, that thread runs all tasks of its step itself.
     ///
-    /// The list behind `step` is in use here only, and for the first time.
+    /// The list in `step` is used only here, and for the first time.
     pub fn run<S: ThreadSystem>(&self, step: &RunningStep<'_>, beside: impl FnOnce()) {
         let count = step.count;
         if count == 0 {
@@ -87,13 +88,13 @@ impl Workers {
         }
         if self.is_busy.swap(true, Ordering::Acquire) {
             beside();
-            // SAFETY: each number once.
+            // SAFETY: every number is used once.
             return (0..count).for_each(|number| unsafe { call(step, number) });
         }
         self.publish::<S>(step);
         beside();
         while let Some(left) = self.take() {
-            // SAFETY: a number is taken once.
+            // SAFETY: `take` returns each number once.
             unsafe { call(step, count - left) };
             self.unfinished.0.fetch_sub(1, Ordering::AcqRel);
         }
@@ -101,9 +102,9 @@ impl Workers {
         self.is_busy.store(false, Ordering::Release);
     }
 
-    /// Runs the tasks of a step on workers only, of which there is at least one, and `beside` on
-    /// the calling thread meanwhile. Returns when all are done. One thread at a time calls this,
-    /// and not from within a task.
+    /// Runs the tasks of a step on workers only, and `beside` on the calling thread meanwhile.
+    /// There must be at least one worker. Returns when all are done. One thread at a time calls
+    /// this, and not from within a task.
     pub fn run_on_workers<S: ThreadSystem>(&self, step: &RunningStep<'_>, beside: impl FnOnce()) {
         self.publish::<S>(step);
         beside();
@@ -122,7 +123,7 @@ impl Workers {
         }
     }
 
-    /// Ends all workers. No step runs.
+    /// Ends all workers. It must be called while no step runs.
     pub fn stop<S: ThreadSystem>(&self) {
         self.is_stopping.store(true, Ordering::Release);
         self.steps.0.fetch_add(1, Ordering::SeqCst);
@@ -134,19 +135,20 @@ impl Workers {
         self.is_stopping.store(false, Ordering::Release);
     }
 
-    /// Offers the tasks of a step to the workers. Not inlined, as the waiting below, because every
-    /// kind of step would have a copy.
+    /// Offers the tasks of a step to the workers. This function and those that wait are not
+    /// inlined, because every kind of step would have a copy of them.
     #[inline(never)]
     fn publish<S: ThreadSystem>(&self, step: &RunningStep<'_>) {
         let count = step.count;
         self.unfinished.0.store(count, Ordering::Relaxed);
         let step = core::ptr::from_ref(step).cast_mut().cast::<()>();
         self.step.store(step, Ordering::Relaxed);
-        // Releases the stores above to every thread that takes a task.
+        // The release makes the stores above visible to every thread that takes a task.
         self.untaken.0.store(count, Ordering::Release);
         self.steps.0.fetch_add(1, Ordering::SeqCst);
-        // Stands between the step's number and the look at `asleep`, as `wait_for_step` has a fence
-        // between its count there and its look at the number: one of the two sees the other.
+        // Pairs with the fence in `wait_for_step`. This side writes the step's number and then
+        // reads `asleep`; the other side writes `asleep` and then reads the number. With both
+        // fences at least one side sees the other's write.
         fence(Ordering::SeqCst);
         let asleep = self.asleep.load(Ordering::Relaxed);
         if asleep > 0 {
@@ -154,11 +156,12 @@ impl Workers {
         }
     }
 
-    /// Takes a task; returns how many there were, or `None` if there was none.
+    /// Takes a task. Returns how many tasks were left before, or `None` if there was none.
     fn take(&self) -> Option<u32> {
         let mut untaken = self.untaken.0.load(Ordering::Relaxed);
         while let Some(rest) = untaken.checked_sub(1) {
-            // Acquires what `publish` released; all later values carry it on.
+            // Acquires the stores that `publish` released. Later exchanges continue the same
+            // release sequence.
             let exchanged = self.untaken.0.compare_exchange_weak(
                 untaken,
                 rest,
@@ -177,15 +180,15 @@ impl Workers {
     fn take_all<S: ThreadSystem>(&self) {
         while let Some(left) = self.take() {
             let step = self.step.load(Ordering::Relaxed).cast::<RunningStep<'_>>();
-            // SAFETY: `publish` wrote it before `untaken`. A task was taken and is not done, so its
-            // step waits, and this address is that step's.
+            // SAFETY: `publish` wrote the address before `untaken`. A task was taken and is not
+            // done, so its step is still waiting, and the address is that step's.
             let step = unsafe { &*step };
-            // SAFETY: the step's own list, and a number is taken once.
+            // SAFETY: the number belongs to this step's list, and is taken once.
             unsafe { call(step, step.count - left) };
-            // Releases what the task wrote to the caller, which acquires it.
+            // Releases the task's writes to the caller, which acquires them.
             let was_last = self.unfinished.0.fetch_sub(1, Ordering::AcqRel) == 1;
-            // Stands between the count and the look at the flag, as `wait_for_workers` has a fence
-            // between the flag and its look at the count.
+            // Pairs with the fence in `wait_for_workers`: this side writes the count and then reads
+            // the flag, the other side writes the flag and then reads the count.
             fence(Ordering::SeqCst);
             if was_last && self.is_caller_asleep.load(Ordering::Relaxed) {
                 S::wake(&self.unfinished.0, 1);
@@ -241,7 +244,7 @@ pub struct TaskList<'a, T, F> {
 }
 
 impl<'a, T: Send, F: Fn(&mut T) + Sync> TaskList<'a, T, F> {
-    /// Returns a list. Tasks after the first 2^32 - 1 are left out.
+    /// Returns a list. At most the first 2^32 - 1 tasks are in it.
     pub fn new(tasks: &'a mut [T], run: F) -> Self {
         Self {
             first: tasks.as_mut_ptr(),
@@ -274,8 +277,8 @@ pub struct RunningStep<'a> {
     owner: PhantomData<&'a ()>,
 }
 
-/// Runs the task of a number. `tools/check.py` takes every function of this name for a target of
-/// [`call`].
+/// Runs the task of a number. `tools/check.py` assumes that [`call`] may call every function of
+/// this name.
 ///
 /// # Safety
 /// - `tasks` points at a `TaskList<T, F>` of more than `number` tasks, which lives until this
@@ -283,21 +286,21 @@ pub struct RunningStep<'a> {
 /// - No other thread uses the task.
 #[inline(never)]
 unsafe fn run_task<T: Send, F: Fn(&mut T) + Sync>(tasks: *const (), number: u32) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let tasks = unsafe { &*tasks.cast::<TaskList<'_, T, F>>() };
     // SAFETY: inside the list.
     let task = unsafe { tasks.first.add(number as usize) };
-    // SAFETY: inside the list, and in use here only.
+    // SAFETY: inside the list, and used only here.
     (tasks.run)(unsafe { &mut *task });
 }
 
 /// Runs a task of a step through its pointer: the only such call in the DSP's library.
 ///
 /// # Safety
-/// The number is taken, and used once.
+/// The number was claimed by this thread, and is used once.
 #[inline(never)]
 unsafe fn call(step: &RunningStep<'_>, number: u32) {
-    // SAFETY: the step's own function and list.
+    // SAFETY: function and list belong to the same step.
     unsafe { (step.run)(step.tasks, number) };
 }
 

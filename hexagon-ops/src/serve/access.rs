@@ -7,9 +7,9 @@
 //!
 //! 1. elements are f32, f16 or bf16 that follow each other in a row, and are read and written by
 //!    vectors, the last ones of a row too if it is whole lines;
-//! 2. each piece of a row that a kernel takes is whole lines: chunks and the columns of tasks are,
-//!    and other pieces are checked here;
-//! 3. `memcpy` takes vectors for 128 bytes or more (rt/bytes.s).
+//! 2. each piece of a row that a kernel accesses is whole lines: chunks and the columns of tasks
+//!    are, and other pieces are checked here;
+//! 3. `memcpy` uses vectors for 128 bytes or more (rt/bytes.s).
 //!
 //! Numbers of rows, positions, chosen experts, sinks, factors of frequencies and blocks of
 //! quantized elements are read one by one.
@@ -23,7 +23,8 @@ use crate::ops::tensor::{Shape, Type};
 use crate::rt::cache::Access;
 use crate::wire::{SOURCES, WIDE_SOURCES};
 
-/// Returns the access of an operand of which all accesses are known to be vectors if `is_known`.
+/// Returns the access of an operand: vectors if `is_known`, that is, if all of its accesses are
+/// known to be vectors.
 fn vectors_if(is_known: bool) -> Access {
     if is_known {
         Access::Vector
@@ -32,19 +33,19 @@ fn vectors_if(is_known: bool) -> Access {
     }
 }
 
-/// Returns `true` if elements are floats that follow each other in rows, and rows and pieces of
-/// these numbers of elements are whole lines.
+/// Returns `true` if elements are floats that follow each other in rows, and a row and a piece of
+/// each of these numbers of elements consist of whole lines.
 fn is_whole(shape: &Shape, pieces: &[usize]) -> bool {
     let size = shape.dtype.block_bytes();
-    // A product that wraps has the same remainder: a line is a power of two. Pieces are parameters,
-    // and may be any number.
+    // Pieces are parameters and may be any number. A product that wraps around has the same
+    // remainder, because a line is a power of two.
     let lines = |elems: &usize| elems.wrapping_mul(size).is_multiple_of(LINE_BYTES);
     let is_dense = shape.dtype.is_float() && shape.has_dense_rows();
     is_dense && lines(&shape.ne[0]) && pieces.iter().all(lines)
 }
 
 /// Returns the access of the rows of a product: activations, results, or the other operand of its
-/// epilogue. Kernels take 32 columns at a time.
+/// epilogue. Kernels process 32 columns at a time.
 pub(super) fn of_product(rows: &Strided) -> Access {
     vectors_if(rows.row.is_multiple_of(TILE_DIM))
 }
@@ -61,8 +62,7 @@ pub(super) fn of_tensors(
     src: [Option<&Shape>; SOURCES],
 ) -> (Access, [Access; SOURCES]) {
     let n = dst.ne[0];
-    // The access of operands that are read or written by a chunk or a row of the result at a time.
-    // Each is judged by itself.
+    // For operands that are accessed a chunk or a row of the result at a time: the access of each.
     let each = |count: usize, pieces: &[usize]| {
         let of = |shape: &Shape| vectors_if(is_whole(shape, &[n]) && is_whole(shape, pieces));
         let mut access = [Access::Scalar; SOURCES];
@@ -78,7 +78,7 @@ pub(super) fn of_tensors(
         Op::RopeSetRows(rope) => {
             let (of_dst, of_src) = each(1, &pieces(rope));
             match src[0] {
-                // Rotated rows are written as a whole.
+                // Rotated rows are written as whole rows.
                 Some(src) if src.dtype == Type::F32 && src.has_dense_rows() && n <= WHOLE_ROW => {
                     (vectors_if(is_whole(dst, &[])), of_src)
                 }
@@ -97,8 +97,8 @@ pub(super) fn of_tensors(
     }
 }
 
-/// Returns the access of the result and of each source of an operation with more sources. Of a
-/// recurrence, the states are large: it moves them between memory and VTCM a row at a time.
+/// Returns the access of the result and of each source of an operation with more sources. For a
+/// recurrence only the states are large. It moves them between memory and VTCM, a row at a time.
 pub(super) fn of_wide(
     op: &Op,
     dst: &Shape,
@@ -108,7 +108,8 @@ pub(super) fn of_wide(
     let Op::Recurrence(kind) = op else {
         return (Access::Scalar, access);
     };
-    // The first state, and a source whose dimensions have the columns and the rows of a state.
+    // The source with the first state, and the (source, dimension) that holds the columns and the
+    // rows of a state.
     let (state, columns, rows) = match kind {
         Recurrence::SsmScan(_) => (0, (0, 0), (0, 1)),
         Recurrence::GatedDelta(_) => (5, (2, 0), (2, 0)),
@@ -122,7 +123,7 @@ pub(super) fn of_wide(
     };
     access[state] = vectors_if(is_whole(shape, &[columns]));
     if matches!(kind, Recurrence::GatedDelta(_)) {
-        // Queries, keys and values, a row for each head and token.
+        // Queries, keys and values have one row for each head and token.
         for (access, src) in access.iter_mut().zip(src).take(3) {
             *access = vectors_if(src.is_some_and(|shape| is_whole(shape, &[])));
         }
@@ -130,8 +131,8 @@ pub(super) fn of_wide(
     (vectors_if(is_whole(dst, &[columns, rows])), access)
 }
 
-/// Returns the numbers of elements at which a rotation cuts a row: elements before the rotated
-/// ones, and half of those.
+/// Returns the numbers of elements at which a rotation divides a row: those before the rotated
+/// elements, and half of the rotated ones.
 fn pieces(rope: &Rope) -> [usize; 2] {
     [rope.first, rope.n_pairs()]
 }

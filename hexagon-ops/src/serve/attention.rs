@@ -49,7 +49,7 @@ fn params(body: &wire::Attention) -> Attention {
 /// Sources: queries, keys, values, mask, sinks.
 const SOURCES: usize = 5;
 
-/// An attention whose fields are right, and what they say.
+/// An attention whose fields were checked, in decoded form.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckedAttention {
     params: Attention,
@@ -60,7 +60,7 @@ pub(super) struct CheckedAttention {
     pub(super) operands: CheckedOperands<SOURCES>,
 }
 
-/// Checks the fields of [`wire::OP_ATTENTION`], and returns what they say and its operands; `None`
+/// Checks the fields of [`wire::OP_ATTENTION`], and returns them decoded, with the operands; `None`
 /// if the result has no elements.
 pub(super) fn check<'a>(
     body: &wire::Attention,
@@ -96,7 +96,7 @@ pub(super) fn check<'a>(
     if bounds[..3].iter().any(Option::is_none) {
         return Err(missing);
     }
-    // Overlapping operands are refused before any cache line changes.
+    // Overlapping operands are refused before any cache line is changed.
     let operands = buffers.operands(dst.bound, bounds)?;
     let checked = CheckedAttention {
         params: params(body),
@@ -112,7 +112,7 @@ impl CheckedAttention {
     /// Executes the attention on its operands. `table` is in VTCM.
     ///
     /// Keys, values and the mask need no cache operations if the DMA engine reads them, except for
-    /// what earlier commands of the submission wrote.
+    /// lines that earlier commands of the submission wrote.
     pub(super) fn run(
         &self,
         mut operands: Operands<'_, SOURCES>,

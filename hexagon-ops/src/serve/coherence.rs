@@ -36,7 +36,7 @@ const MUCH_LONGER: usize = 4;
 /// Ranges that are remembered.
 const SLOTS: usize = 64;
 
-/// Whole lines of a buffer that the cache holds as they are, or newer than memory.
+/// Whole lines of a buffer whose content in the cache is as new as memory, or newer.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     /// Address of the buffer's first byte, and the buffer's number.
@@ -106,8 +106,8 @@ impl Slot {
         self.base + self.end
     }
 
-    /// Returns the slot that this range has in the table. Successive lines have different ones, and
-    /// so have multiples of large powers of two, at which buffers start.
+    /// Returns the slot of this range in the table. Successive lines have different slots, and so
+    /// have multiples of large powers of two, because buffers start at such addresses.
     fn index(&self) -> usize {
         let line = self.address() / LINE_BYTES;
         let mixed = line ^ (line / (SLOTS * SLOTS));
@@ -127,7 +127,7 @@ impl Slot {
 #[derive(Debug)]
 pub(super) struct CachedRanges {
     slots: [Slot; SLOTS],
-    /// Addresses between which all written ranges lie.
+    /// Address range that contains all written ranges.
     written: Option<Range<usize>>,
 }
 
@@ -139,7 +139,7 @@ impl CachedRanges {
         }
     }
 
-    /// Forgets everything, for a submission whose buffers the host has written since.
+    /// Forgets everything, before a submission: the host has written its buffers since.
     pub(super) fn clear(&mut self) {
         *self = Self::new();
     }
@@ -236,15 +236,17 @@ impl<P: Platform> Cache<'_, P> {
         false
     }
 
-    /// Gives the slot `index` to `lines`.
+    /// Stores `lines` in the slot `index`.
     fn record(&mut self, index: usize, mut lines: Slot) {
         let slot = &mut self.ranges.slots[index];
         if (slot.buffer, slot.address()) == (lines.buffer, lines.address()) {
-            // The rest of the longer range must be as up to date as the new one says.
+            // The longer range may keep its end only if the rest of it is at least as fresh as the
+            // new lines.
             if slot.fresh_for().covers(lines.fresh_for()) {
                 lines.end = lines.end.max(slot.end);
             } else if !lines.is_written && slot.end > lines.end {
-                // What scalar loads read is short, and cheap to make visible again.
+                // Keep the old entry: ranges that scalar loads read are short, and cheap to
+                // invalidate again.
                 return;
             }
             if slot.is_written {

@@ -131,9 +131,9 @@ impl From<Error> for Failure {
     }
 }
 
-/// Returns `true` if a failure concerns only the values of one submission, or memory. The session
-/// and its mapped buffers are unchanged then. Other failures mean that host and DSP do not
-/// understand each other.
+/// Returns `true` if a failure concerns only the values of one submission, or a lack of memory. The
+/// session and its mapped buffers are unchanged then. Other failures mean that host and DSP
+/// disagree about the protocol.
 #[must_use]
 pub const fn is_passing(status: u32, detail: u32) -> bool {
     match status {

@@ -1,15 +1,16 @@
 //! Commands of lists that were executed before.
 //!
-//! The host runs the same list again and again. A command that has the bytes of an earlier one at
-//! its place says the same, so it is checked once, as long as no buffer is mapped or unmapped.
+//! The host runs the same list again and again. A command with the same bytes as an earlier one at
+//! its place is the same command, so it is checked only once, as long as no buffer is mapped or
+//! unmapped.
 //!
 //! ```text
 //! command of a list ── same bytes, same buffers ──> run what checking found
 //!        └── otherwise: copy the bytes, check, run, and keep what checking found if that succeeded
 //! ```
 //!
-//! The bytes are compared where the host can write them, but what runs was copied, and then
-//! checked.
+//! The bytes are compared in memory that the host can write, but the command that runs was copied
+//! first, and then checked.
 
 use super::attention::CheckedAttention;
 use super::matmul::CheckedProduct;
@@ -25,7 +26,7 @@ const PLACES: usize = 1024;
 const LINES: usize = size_of::<Command>() / LINE_BYTES;
 
 /// The result of checking. `None` has the number 0 and no content, so that a table of them needs no
-/// place in the library's file.
+/// bytes in the library's file.
 #[derive(Debug)]
 #[repr(u8)]
 pub(super) enum CheckedCommand {
@@ -58,7 +59,7 @@ impl KeptCommand {
         })
     }
 
-    /// Replaces the command by one that was not checked.
+    /// Replaces the command by a new, unchecked one.
     pub(super) fn replace(&mut self, bytes: &[u8]) {
         self.checked = CheckedCommand::None;
         let own: &mut [u8] = bytemuck::cast_slice_mut(&mut self.bytes);
@@ -89,7 +90,7 @@ impl hvx::Kernel for Compare<'_> {
         }
         let mut all = hvx::splat_w(0);
         for (kept, line) in self.kept.iter().zip(lines) {
-            // The difference of equal words is zero.
+            // Equal words have a difference of zero.
             all = hvx::or(all, hvx::sub_w(hvx::load(kept), hvx::load_bytes(line)));
         }
         let [mut folded] = hvx::zeros();

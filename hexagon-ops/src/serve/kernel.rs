@@ -243,7 +243,7 @@ fn transposed(stride: [u32; 3], form: ConvolutionForm) -> Convolution {
 /// Decodes the mode of UPSCALE.
 ///
 /// SOURCE: ggml.h, enum `ggml_scale_mode` and `ggml_scale_flag`: bit 8 aligns corners, bit 9
-/// averages what an element covers.
+/// averages the area that an element covers.
 fn interpolation(mode: u32) -> Result<Interpolation, Failure> {
     let neighbours = match (mode & 0xff, mode >> 9) {
         (0, 0) => Neighbours::Nearest,

@@ -26,7 +26,7 @@ impl<P: Platform> Work<'_, P> {
                     platform: self.platform,
                     ranges,
                 };
-                // Commands are compared and copied by vectors.
+                // Vector access, because commands are compared and copied by vectors.
                 cache.read(&all, all.range(), Access::Vector);
             }
             Ok(list)
@@ -43,7 +43,7 @@ impl<P: Platform> Work<'_, P> {
         }
     }
 
-    /// Executes a command of a list, and keeps it at `place`.
+    /// Executes a command of a list, and stores its checked form at `place`.
     fn run_listed(
         &mut self,
         buffer: u32,
@@ -60,7 +60,7 @@ impl<P: Platform> Work<'_, P> {
         }
         let buffers = self.state.memory.lend();
         let bound = buffers.bind(buffer, offset, size_of::<Command>() as u64)?;
-        // A copy: the command that is checked is the one that is executed.
+        // A copy, so that the command that was checked is the one that is executed.
         place.replace(buffers.bytes(&bound)?);
         let command = place.command();
         if command.flags != 0 || command.sequence != 0 {
@@ -104,7 +104,7 @@ impl<P: Platform> Work<'_, P> {
                 if !platform.begin() {
                     return Some(Ok(()));
                 }
-                // It uses all of VTCM, as does an attention.
+                // A product with experts uses all of VTCM, as attention does.
                 *resident = Resident::None;
                 Some(experts.run(operands, (platform, ranges), scratch, machine))
             }

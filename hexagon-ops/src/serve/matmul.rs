@@ -30,8 +30,8 @@ pub(super) struct ResidentActs {
     form: Prepared,
 }
 
-/// Activations that are resident in VTCM, if any are. `None` has the number 0, so that a new
-/// [`super::State`] is all zeros, which take no place in the library's file.
+/// Activations that are resident in VTCM, if any. `None` has the number 0, so that a new
+/// [`super::State`] is all zeros, which need no space in the library's file.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(super) enum Resident {
@@ -95,7 +95,7 @@ pub(super) fn weights<'a>(
     }
     let bounds = Failure::bad(BOUNDS);
     let size = |value: u32| usize::try_from(value).map_err(|_| bounds);
-    // Panels first: the size of the matrix might not fit in a word.
+    // Checked by panel first, because the size of the whole matrix might not fit in a word.
     let panel = MatrixLayout::new(weight, 1, size(weights.k)?)
         .map_err(|_| Failure::bad(SHAPE))?
         .panel()
@@ -166,12 +166,12 @@ fn epilogue<'a>(
     Ok((Some(combined), other.map(|other| other.bound)))
 }
 
-/// Checks the choice of products for dot products.
+/// Checks the number that selects the products for dot products.
 pub(super) fn dots(number: u32) -> Result<Dots, Failure> {
     Dots::from_number(number).ok_or(Failure::bad(detail::DOTS))
 }
 
-/// A product whose fields are right, and what they say.
+/// A product whose fields were checked, in decoded form.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckedProduct {
     layout: MatrixLayout,
@@ -187,7 +187,8 @@ pub(super) struct CheckedProduct {
     pub(super) operands: CheckedOperands<3>,
 }
 
-/// Checks that [`wire::OP_MUL_MAT`] without an epilogue accepts where activations and results lie.
+/// Checks that [`wire::OP_MUL_MAT`] without an epilogue accepts the places of activations and
+/// results.
 ///
 /// # Errors
 /// The failure with which the DSP would answer the command.
@@ -200,8 +201,8 @@ pub fn accepts_product(body: &wire::MatMul) -> Result<(), Failure> {
     accepts_rows(dst, [(&body.act, body.weights.k, counts)])
 }
 
-/// Checks the fields of [`wire::OP_MUL_MAT`], and returns what they say and its operands; `None` if
-/// there are no rows.
+/// Checks the fields of [`wire::OP_MUL_MAT`], and returns them decoded, with the operands; `None`
+/// if there are no rows.
 pub(super) fn check<'a>(
     body: &wire::MatMul,
     memory: &'a mut Table,
@@ -228,7 +229,7 @@ pub(super) fn check<'a>(
     let act = BoundRows::new(&body.act, body.weights.k, counts, &buffers)?;
     let (combined, other) = epilogue(body, &dst, &buffers)?;
     let sources = [Some(w.bound), Some(act.bound), other];
-    // Overlapping operands are refused before any cache line changes.
+    // Overlapping operands are refused before any cache line is changed.
     let operands = buffers.operands(dst.bound, sources)?;
     let product = CheckedProduct {
         layout: w.layout,
@@ -302,7 +303,7 @@ impl CheckedProduct {
     }
 }
 
-/// Returns the elements of an operand that is not missing.
+/// Returns the elements of an operand that must exist.
 pub(super) fn cast<T: Pod>(bytes: Option<&[u8]>) -> Result<&[T], Failure> {
     let bytes = bytes.ok_or(Failure::bad(BOUNDS))?;
     bytemuck::try_cast_slice(bytes).map_err(|_| Failure::bad(ALIGNMENT))
@@ -379,7 +380,8 @@ impl CheckedProduct {
         Ok(resident)
     }
 
-    /// Returns the epilogue of the rows starting with `m0`; only a product of one plane has one.
+    /// Returns the epilogue for the rows starting with `m0`. Only a product of one plane has an
+    /// epilogue.
     fn epilogue<'a>(&self, m0: usize, other: Option<&'a [f32]>) -> Option<Epilogue<'a>> {
         let combined = self.combined?;
         Some(Epilogue {

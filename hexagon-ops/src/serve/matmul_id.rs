@@ -13,11 +13,11 @@ use crate::rt::cache::Access;
 use crate::rt::memory::{CheckedOperands, Operands, Table};
 use crate::wire;
 
-/// Maximum number of choices of experts in one turn: tokens of a usual ubatch (512) times experts
-/// of a token (8). More choices take several turns, and each turn reads the weights again.
+/// Maximum number of choices of experts in one pass: tokens of a usual ubatch (512) times experts
+/// of a token (8). More choices need several passes, and each pass reads the weights again.
 pub const MAX_CHOICES: usize = 4096;
 
-/// A product with experts whose fields are right, and what they say.
+/// A product with experts whose fields were checked, in decoded form.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckedExperts {
     layout: MatrixLayout,
@@ -32,7 +32,7 @@ pub(super) struct CheckedExperts {
     pub(super) operands: CheckedOperands<3>,
 }
 
-/// Checks that [`wire::OP_MUL_MAT_ID`] accepts where activations, choices and results lie.
+/// Checks that [`wire::OP_MUL_MAT_ID`] accepts the places of activations, choices and results.
 ///
 /// # Errors
 /// The failure with which the DSP would answer the command.
@@ -46,8 +46,8 @@ pub fn accepts_experts(body: &wire::MatMulId) -> Result<(), Failure> {
     accepts_rows(dst, [act, (&body.ids, slots, [tokens, 1, 1])])
 }
 
-/// Checks the fields of [`wire::OP_MUL_MAT_ID`], and returns what they say and its operands; `None`
-/// if there are no tokens.
+/// Checks the fields of [`wire::OP_MUL_MAT_ID`], and returns them decoded, with the operands;
+/// `None` if there are no tokens.
 pub(super) fn check<'a>(
     body: &wire::MatMulId,
     memory: &'a mut Table,
@@ -73,7 +73,7 @@ pub(super) fn check<'a>(
     let counts = [body.act_slots, body.tokens, 1];
     let act = BoundRows::new(&body.act, body.weights.k, counts, &buffers)?;
     let ids = BoundRows::new(&body.ids, body.slots, [body.tokens, 1, 1], &buffers)?;
-    // Choices share no memory with results either, although they are read before results are
+    // Expert ids must not overlap the result either, although they are read before the result is
     // written.
     let sources = [w.bound, act.bound, ids.bound].map(Some);
     let operands = buffers.operands(dst.bound, sources)?;
@@ -121,8 +121,8 @@ impl CheckedExperts {
             bytemuck::try_cast_slice_mut(dst_bytes).map_err(|_| Failure::bad(ALIGNMENT))?;
         let (slots, act_slots, tokens) = (self.slots, self.act_slots, self.tokens);
 
-        // Activations that all slots of a token share have a stride of 0. Activations that repeat
-        // are multiplied one period at a time.
+        // Activations that all slots of a token share have a stride of 0. Otherwise activations may
+        // repeat after a period, and each period is multiplied separately.
         let period = if act_slots == 1 { slots } else { act_slots };
         let per_turn = MAX_CHOICES / period;
         let mut done = Ok(());

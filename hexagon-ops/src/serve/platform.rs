@@ -7,9 +7,9 @@ use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
 use crate::wire::{Completion, VOTES};
 
-/// Idle time after which VTCM goes back where its holder is never asked for it, because it cannot
-/// hold it with a lower priority than that of those who wait: longer than the pauses between
-/// submissions of a token.
+/// Idle time after which VTCM is released on a system that never requests it back, because a
+/// holder's priority cannot be lowered there. It is longer than the pauses between submissions of a
+/// token.
 pub const UNASKED_IDLE_US: u32 = 2000;
 
 /// The system that the command loop runs on.
@@ -47,15 +47,14 @@ pub trait Platform {
     /// A code that the call of METHOD_SERVE returns at once, because the handle is being closed.
     fn relax(&mut self, polls: u32) -> Result<(), i32>;
 
-    /// Returns `true` if another session or program waits for VTCM and the matrix unit, which a
-    /// call of METHOD_SERVE has: it returns after the current submission.
+    /// Returns `true` if another session or program waits for VTCM and the matrix unit. A call of
+    /// METHOD_SERVE has them, and returns after the current submission if this is `true`.
     fn is_vtcm_wanted(&self) -> bool {
         false
     }
 
     /// Returns the longest time without a command after which a call of METHOD_SERVE returns,
-    /// microseconds: a system that cannot say that VTCM is wanted gets it back after
-    /// [`UNASKED_IDLE_US`].
+    /// microseconds: a system that cannot request VTCM back gets it after [`UNASKED_IDLE_US`].
     fn longest_idle_us(&self) -> u32 {
         u32::MAX
     }

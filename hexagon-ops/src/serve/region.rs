@@ -89,12 +89,12 @@ fn rows_bytes(described: &RowsF32, row: u32, counts: [u32; 3]) -> Result<u64, Fa
     Ok(bytes)
 }
 
-/// Rows that a command names: where they lie, elements of a row, and indices in the outer
-/// dimensions, none of them 0.
+/// Rows that a command names: their place, elements of a row, and the numbers of indices in the
+/// outer dimensions, which are not 0.
 pub(super) type NamedRows<'a> = (&'a RowsF32, u32, [u32; 3]);
 
 /// Checks that results and sources are aligned, that rows of results share nothing, and that
-/// sources share nothing with them. Buffers are told apart by their numbers.
+/// sources share nothing with them. Buffers are identified by their numbers.
 pub(super) fn accepts_rows<const N: usize>(
     dst: NamedRows<'_>,
     sources: [NamedRows<'_>; N],
@@ -127,7 +127,7 @@ impl Strided {
         };
         for (i, (stride, count)) in described.strides.into_iter().zip(counts).enumerate() {
             rows.counts[i] = usize::try_from(count).map_err(|_| bounds)?;
-            // The stride of a single index has no meaning, and may be too large for a word.
+            // A dimension of one index uses no stride, and its stride may be too large for a word.
             if count > 1 {
                 let stride = stride / ELEMENT as u64;
                 rows.strides[i] = usize::try_from(stride).map_err(|_| bounds)?;
@@ -146,13 +146,14 @@ impl Strided {
             if self.strides[i] < extent {
                 return Err(Failure::bad(ROWS));
             }
-            // The bytes of all rows were counted before, so nothing overflows.
+            // This cannot overflow: the bytes of all rows were counted before.
             extent += self.strides[i] * (self.counts[i] - 1);
         }
         Ok(())
     }
 
-    /// Returns `true` if dimension `outer` goes on where `count` rows, `step` elements apart, end.
+    /// Returns `true` if dimension `outer` continues where `count` rows, `step` elements apart,
+    /// end.
     pub(super) fn continues(&self, outer: usize, count: usize, step: usize) -> bool {
         self.counts[outer] == 1 || Some(self.strides[outer]) == step.checked_mul(count)
     }
@@ -160,7 +161,7 @@ impl Strided {
     /// Calls `f` with each range of bytes that holds rows without a gap, if the first element is at
     /// byte `first`.
     fn runs(&self, first: usize, mut f: impl FnMut(Range<usize>)) {
-        // A stride of 0 leads to rows that have been seen.
+        // A stride of 0 only repeats the same rows.
         let count = |i: usize| {
             if self.strides[i] == 0 {
                 1

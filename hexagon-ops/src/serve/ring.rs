@@ -51,7 +51,7 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Returns the number of commands that the host has published and the DSP has not taken.
+    /// Returns the number of commands that the host has published and the DSP has not consumed.
     pub(super) fn pending(&self) -> Result<u32, Corrupt> {
         let pending = self.shared.load(PUBLISHED).wrapping_sub(self.taken);
         (pending <= self.layout.slots())
@@ -75,7 +75,8 @@ impl Ring {
         command
     }
 
-    /// Changes [`PROGRESS`] if [`PROGRESS_US`] have passed, so that the host sees the DSP at work.
+    /// Changes [`PROGRESS`] if [`PROGRESS_US`] have passed, so that the host sees that the DSP is
+    /// working.
     pub(super) fn advance(&mut self, time_us: u64) {
         if time_us.saturating_sub(self.progress_us) >= PROGRESS_US {
             self.progress_us = time_us;
@@ -97,7 +98,7 @@ impl Ring {
         self.shared.store(COMPLETED, self.completed);
     }
 
-    /// Returns `true` if the host wishes to close the session.
+    /// Returns `true` if the host has requested the end of the session.
     pub(super) fn wants_close(&self) -> Result<bool, Corrupt> {
         match self.shared.load(WISH) {
             WISH_SERVE => Ok(false),

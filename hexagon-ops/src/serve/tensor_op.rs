@@ -30,15 +30,15 @@ pub(super) struct BoundTensor<'a> {
 
 impl PartialEq for BoundTensor<'_> {
     fn eq(&self, other: &Self) -> bool {
-        // The bytes first, because they usually differ.
+        // Bounds are compared first, because they usually differ.
         self.bound == other.bound && self.shape == other.shape
     }
 }
 
 /// Checks a tensor and resolves its buffer, and writes it to `out`; an absent tensor leaves `out`
-/// as it is.
+/// unchanged.
 ///
-/// A returned tensor would be copied several times on its way to `out`.
+/// Bound in place, because a returned tensor would be copied several times on its way to `out`.
 pub(super) fn bind<'a>(
     tensor: &wire::Tensor,
     buffers: &LentBuffers<'a>,
@@ -53,8 +53,8 @@ pub(super) fn bind<'a>(
     Ok(())
 }
 
-/// Returns the type of a tensor's elements from its number, one of `wire::TYPE_*`; `None` if there
-/// is none.
+/// Returns the type of a tensor's elements from its number, one of `wire::TYPE_*`; `None` if no
+/// type has the number.
 #[must_use]
 pub fn type_of(dtype: u32) -> Option<Type> {
     Some(match dtype {
@@ -99,12 +99,12 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
     if all & rest != 0 {
         return Err(Failure::bad(ALIGNMENT));
     }
-    // Without loops the numbers stay in registers.
+    // Written out instead of loops, so that the numbers stay in registers.
     let bounds = Failure::bad(BOUNDS);
     let size = |n: u32| usize::try_from(n).map_err(|_| bounds);
     let [n0, n1, n2, n3] = tensor.ne;
-    // Dimensions of 2^31 and more are negative here. They are refused, so that kernels can add to
-    // indices in the DSP's 32-bit words.
+    // Dimensions of 2^31 and more would be negative as 32-bit numbers. They are refused, so that
+    // kernels can add to indices in the DSP's 32-bit words.
     let least =
         (n0.cast_signed().min(n1.cast_signed())).min(n2.cast_signed().min(n3.cast_signed()));
     let (n0, n1, n2, n3) = (size(n0)?, size(n1)?, size(n2)?, size(n3)?);
@@ -119,7 +119,7 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
     }
     let elems = n0.checked_mul(n1).and_then(|n| n.checked_mul(n2));
     elems.and_then(|n| n.checked_mul(n3)).ok_or(bounds)?;
-    // The stride of a single index has no meaning.
+    // A dimension of one index uses no stride.
     let stride = |count: usize, have: u64| match count {
         1 => Ok(0),
         _ => usize::try_from(have).map_err(|_| bounds),
@@ -160,7 +160,8 @@ pub fn accepts(body: &wire::TensorOp) -> Result<(), Failure> {
         };
     }
     match run(&Engine::new(1), &op, ViewMut::described(dst)?, &sources) {
-        // Kernels check indices last, and there are no indices here.
+        // Kernels check indices last. There are no indices yet, so this error means that all other
+        // checks passed.
         Ok(()) | Err(Error::Index { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -197,7 +198,7 @@ impl BoundTensor<'_> {
             (shape.nb[2], shape.ne[2]),
             (shape.nb[3], shape.ne[3]),
         ];
-        // A stride of 0 leads to elements that have been seen.
+        // A stride of 0 only repeats the same elements.
         for dim in dims.iter_mut().filter(|(stride, _)| *stride == 0) {
             dim.1 = 1;
         }
@@ -249,8 +250,8 @@ impl BoundTensor<'_> {
     }
 }
 
-/// Checks the fields of a command, and returns what they say and its operands; `None` if the result
-/// has no elements.
+/// Checks the fields of a command, and returns them decoded, with the operands; `None` if the
+/// result has no elements.
 pub(super) fn check<'a>(
     body: &wire::TensorOp,
     memory: &'a mut Table,
@@ -285,12 +286,13 @@ pub(super) fn check<'a>(
         let Some(src) = &src[i] else { continue };
         let is_apart = src != dst;
         *apart = is_apart.then_some(src.bound);
-        // What an operation in place leaves unwritten counts as written, so that it must be up to
-        // date for all instructions before: ROPE of a part of each row, a copy to itself.
+        // Bytes that an operation in place leaves unchanged count as written, so they must be
+        // visible to scalar instructions before. Examples are ROPE on a part of each row, and a
+        // copy to itself.
         let access = if is_apart { of_src[i] } else { Access::Scalar };
         *source = CheckedTensor::new(src.shape, is_apart, access);
     }
-    // Overlapping operands are refused before any cache line changes.
+    // Overlapping operands are refused before any cache line is changed.
     let operands = buffers.operands(dst.bound, apart)?;
     let checked = CheckedOp {
         op,

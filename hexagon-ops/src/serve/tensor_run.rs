@@ -18,7 +18,7 @@ use crate::rt::cache::Access;
 use crate::rt::memory::{Addresses, Bound, CheckedOperands, Operands};
 use crate::wire::SOURCES;
 
-/// A command whose fields are right, and what they say.
+/// A command whose fields were checked, in decoded form.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckedOp {
     pub(super) op: Op,
@@ -163,7 +163,7 @@ impl CheckedTensor {
             f(start..start + bytes);
             return Ok(());
         }
-        // Rows that follow each other, as those of a prompt do in a cache, are one range.
+        // Consecutive rows, such as those of a prompt in a cache, are joined to one range.
         let mut rows = 0..0;
         for i3 in 0..named.planes[1] {
             for i2 in 0..named.planes[0] {
@@ -259,7 +259,7 @@ impl CheckedOp {
                 Some(named) if i == 0 && matches!(self.op, Op::GetRows) => {
                     if named.shape.ne != [1; 4] {
                         if cache.holds(&bound, src.access) {
-                            // A result of this submission.
+                            // The operand is a result of this submission.
                             continue;
                         }
                         if !named.are_few(src) {

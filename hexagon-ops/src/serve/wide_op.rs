@@ -32,7 +32,8 @@ pub fn accepts_wide(body: &WideOp) -> Result<(), Failure> {
     }
     let described = ViewMut::described(dst)?;
     match run_wide(&Engine::new(1), &mut [], None, &op, described, &sources) {
-        // Kernels check indices last, and there are no indices here.
+        // Kernels check indices last. There are no indices yet, so this error means that all other
+        // checks passed.
         Ok(()) | Err(Error::Index { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -62,7 +63,7 @@ pub(super) fn wide_op(
         platform,
         ranges,
     };
-    // Overlapping operands are refused before any cache line changes.
+    // Overlapping operands are refused before any cache line is changed.
     let mut operands = buffers.operands(dst.bound, src.map(|src| src.map(|src| src.bound)))?;
     let shapes = src.each_ref().map(|src| src.as_ref().map(|src| &src.shape));
     let (of_dst, of_src) = of_wide(&op, &dst.shape, shapes);

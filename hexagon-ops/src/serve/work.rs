@@ -59,7 +59,7 @@ pub(super) struct Work<'a, P> {
     pub(super) state: &'a mut SessionState,
     pub(super) engine: &'a Engine,
     pub(super) vtcm: &'a mut [Tile],
-    /// Part of VTCM for the table of exponentials.
+    /// The part of VTCM for the table of exponentials.
     pub(super) table_place: &'a mut [Tile],
     pub(super) hmx: &'a mut Hmx,
 }
@@ -74,7 +74,7 @@ impl<P: Platform> Work<'_, P> {
     ) -> Option<Completion> {
         if self.state.submission.sequence.is_none() {
             let last = self.state.submission.last;
-            // The host may have written other activations since.
+            // The host may have written new activations since.
             self.state.resident = Resident::None;
             self.state.ranges.clear();
             self.state.submission = Submission {
@@ -152,13 +152,13 @@ impl<P: Platform> Work<'_, P> {
         Ok(())
     }
 
-    /// Executes a command, and returns what checking found.
+    /// Executes a command, and returns its checked form.
     pub(super) fn run(&mut self, command: &Command) -> Result<CheckedCommand, Failure> {
         if COMPUTE.contains(&command.op) && !self.platform.begin() {
             return Ok(CheckedCommand::None);
         }
-        // Activations stay resident in VTCM only across commands that do not use VTCM. A product
-        // says which activations are resident after it.
+        // Activations stay resident only while no command uses VTCM for other data. After a
+        // product, its activations are resident.
         if !matches!(command.op, OP_MUL_MAT | OP_TENSOR) {
             self.state.resident = Resident::None;
         }
@@ -172,7 +172,7 @@ impl<P: Platform> Work<'_, P> {
                 let Unmap { buffer, reserved } = *body(command)?;
                 zero(reserved)?;
                 let SessionState { memory, ranges, .. } = &mut *self.state;
-                // Another buffer may be mapped at the same address.
+                // Another buffer may be mapped at the same address later.
                 ranges.clean(memory.mappings(), self.platform);
                 ranges.clear();
                 let mapped = self.state.memory.remove(buffer)?;
@@ -307,8 +307,8 @@ impl<P: Platform> Work<'_, P> {
         Ok(())
     }
 
-    /// Waits until a completion can be written; returns `false` if the host wishes to close
-    /// meanwhile.
+    /// Waits until a completion can be written. Returns `false` if the host requests the end of the
+    /// session meanwhile.
     pub(super) fn wait_for_room(&mut self, ring: &Ring) -> Result<bool, Stop> {
         let start = self.platform.time_us();
         let mut polls = 0_u32;
@@ -336,7 +336,7 @@ pub(super) fn body<B: Body>(command: &Command) -> Result<&B, Failure> {
     bytemuck::try_from_bytes(body).map_err(|_| Failure::bad(ALIGNMENT))
 }
 
-/// Forgets packed activations that a command has written, or that one that failed may have.
+/// Forgets packed activations that a command has written, or may have written before it failed.
 pub(super) fn forget_changed(
     resident: &mut Resident,
     written: &Result<Option<Addresses>, Failure>,

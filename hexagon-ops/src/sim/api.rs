@@ -39,7 +39,7 @@ fn guarded(
     }
 }
 
-/// Allocates; null on failure, or `MAP_FAILED` if a fault with the code -1 asks for it.
+/// Allocates; null on failure, or `MAP_FAILED` for a fault with the code -1.
 ///
 /// SOURCE: qualcomm/fastrpc src/rpcmem_linux.c compares the result of `mmap` with null only.
 fn allocate(slot: usize, symbol: &str, bytes: usize) -> *mut c_void {
@@ -124,11 +124,11 @@ unsafe extern "C" fn remote_handle64_invoke<const SLOT: usize>(
     scalars: u32,
     args: *mut RemoteArg,
 ) -> c_int {
-    // The call may outlive the machine, whose slot must not be held meanwhile: `entered` holds only
-    // the state.
+    // Only the state is held during the call, not the machine's slot: the machine may be removed
+    // while a call still runs.
     guarded(SLOT, "remote_handle64_invoke", |state| {
-        // SAFETY: the C contract of `args`: as many as `scalars` says, each a buffer that nothing
-        // else uses during the call.
+        // SAFETY: by the C contract `args` has the number of entries in `scalars`, and nothing else
+        // uses their buffers during the call.
         let call = unsafe { Call::new(Scalars(scalars), args) };
         state.sessions.invoke(state, handle, call)
     })

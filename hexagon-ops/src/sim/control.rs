@@ -23,7 +23,7 @@ unsafe fn read<T: Copy>(data: *mut c_void, bytes: u32) -> Result<T, c_int> {
         );
         return Err(code::EBADPARM);
     }
-    // SAFETY: not null and long enough; the structs consist of integers and pointers, for which all
+    // SAFETY: not null and long enough. The structs consist of integers and pointers, for which all
     // bits are valid.
     Ok(unsafe { data.cast::<T>().read_unaligned() })
 }
@@ -33,7 +33,7 @@ unsafe fn read<T: Copy>(data: *mut c_void, bytes: u32) -> Result<T, c_int> {
 /// # Safety
 /// - [`read`] has accepted `data` for the same type.
 unsafe fn write<T: Copy>(data: *mut c_void, value: T) {
-    // SAFETY: not null and long enough by the caller's promise.
+    // SAFETY: not null and long enough, guaranteed by the caller.
     unsafe { data.cast::<T>().write_unaligned(value) };
 }
 
@@ -45,7 +45,7 @@ unsafe fn domain(state: &MachineState, name: *const c_char, bytes: u32) -> Resul
     if name.is_null() || bytes == 0 {
         return Err(code::EBADPARM);
     }
-    // SAFETY: a C string by the caller's promise.
+    // SAFETY: the caller guarantees a C string.
     let name = unsafe { CStr::from_ptr(name) };
     let mut known = state.options.domains().iter().copied();
     known
@@ -61,7 +61,7 @@ unsafe fn domain(state: &MachineState, name: *const c_char, bytes: u32) -> Resul
 /// # Safety
 /// - `name` points at `bytes` bytes.
 unsafe fn check_terminated(name: *const c_char, bytes: u32) -> Result<(), c_int> {
-    // SAFETY: as many bytes by the caller's promise.
+    // SAFETY: the caller guarantees this number of bytes.
     let name = unsafe { std::slice::from_raw_parts(name.cast::<u8>(), bytes as usize) };
     if name.contains(&0) {
         return Ok(());
@@ -74,7 +74,7 @@ unsafe fn check_terminated(name: *const c_char, bytes: u32) -> Result<(), c_int>
 ///
 /// # Safety
 /// - `data` is null or points at `bytes` bytes, and pointers in the request's struct are null or
-///   point at what its documentation says.
+///   point at the documented data.
 pub(super) unsafe fn session(
     state: &MachineState,
     request: u32,
@@ -83,12 +83,12 @@ pub(super) unsafe fn session(
 ) -> Result<(), c_int> {
     match request {
         DSPRPC_CONTROL_UNSIGNED_MODULE => {
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             let UnsignedModule { domain, enable } = unsafe { read(data, bytes) }?;
             state.sessions.allow_unsigned(domain, enable != 0)
         }
         FASTRPC_THREAD_PARAMS => {
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             let params: ThreadParams = unsafe { read(data, bytes) }?;
             // SOURCE: qualcomm/fastrpc inc/remote.h: priorities are 1 to 255, -1 is the default.
             if params.prio != -1 && !(1..=255).contains(&params.prio) {
@@ -97,31 +97,31 @@ pub(super) unsafe fn session(
             state.sessions.set_stack(params.domain, params.stack_size)
         }
         FASTRPC_SESSION_CLOSE => {
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             let SessionClose { domain } = unsafe { read(data, bytes) }?;
             state.sessions.close_session(domain)
         }
         FASTRPC_RESERVE_NEW_SESSION => {
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             let mut new: ReserveNewSession = unsafe { read(data, bytes) }?;
             if new.session_name.is_null() || new.session_name_len == 0 {
                 return Err(code::EBADPARM);
             }
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { check_terminated(new.session_name, new.session_name_len) }?;
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             let domain = unsafe { domain(state, new.domain_name, new.domain_name_len) }?;
             (new.effective_domain_id, new.session_id) = state.sessions.reserve(domain)?;
-            // SAFETY: accepted by `read` above.
+            // SAFETY: `read` accepted this memory above.
             unsafe { write(data, new) };
             Ok(())
         }
         FASTRPC_GET_URI => {
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             let ask: GetUri = unsafe { read(data, bytes) }?;
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             let domain = unsafe { domain(state, ask.domain_name, ask.domain_name_len) }?;
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { uri(&ask, domain) }
         }
         _ => {
@@ -140,7 +140,7 @@ unsafe fn uri(ask: &GetUri, domain: Domain) -> Result<(), c_int> {
     if missing || ask.session_id >= NUM_SESSIONS {
         return Err(code::EBADPARM);
     }
-    // SAFETY: a C string by the caller's promise.
+    // SAFETY: the caller guarantees a C string.
     let module = unsafe { CStr::from_ptr(ask.module_uri) };
     let module = module.to_str().map_err(|_| code::EBADPARM)?;
     let domain = domain.name().to_string_lossy();
@@ -151,7 +151,7 @@ unsafe fn uri(ask: &GetUri, domain: Domain) -> Result<(), c_int> {
     if text.len() > ask.uri_len as usize {
         return Err(code::EBADSIZE);
     }
-    // SAFETY: `uri_len` bytes by the caller's promise, and the text is not longer.
+    // SAFETY: the caller guarantees `uri_len` bytes, and the text is not longer.
     unsafe { ask.uri.cast::<u8>().copy_from(text.as_ptr(), text.len()) };
     Ok(())
 }
@@ -168,15 +168,15 @@ pub(super) unsafe fn handle(
 ) -> Result<(), c_int> {
     match request {
         DSPRPC_GET_DSP_INFO => {
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             let mut ask: DspCapability = unsafe { read(data, bytes) }?;
             ask.capability = capability(state, ask.domain, ask.attribute_id)?;
-            // SAFETY: accepted by `read` above.
+            // SAFETY: `read` accepted this memory above.
             unsafe { write(data, ask) };
             Ok(())
         }
         DSPRPC_CONTROL_LATENCY => {
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { read::<ControlLatency>(data, bytes) }.map(|_| ())
         }
         _ => {

@@ -22,8 +22,8 @@ use crate::wire::{COMPLETED, Completion, TAKEN, VOTES};
 
 /// Code that a running call returns when its session is lost.
 ///
-/// SOURCE: qualcomm/fastrpc src/dspqueue/dspqueue_cpu.c takes 0x8000040d for the end of the process
-/// on the DSP.
+/// SOURCE: qualcomm/fastrpc src/dspqueue/dspqueue_cpu.c regards 0x8000040d as the end of the
+/// process on the DSP.
 const LOST: c_int = code::dsp(code::EBADSTATE);
 
 /// `true` if a handle is about to be closed.
@@ -114,7 +114,7 @@ impl Dsp {
         }
     }
 
-    /// Returns the allocation behind a mapped buffer.
+    /// Returns the allocation of a mapped buffer.
     fn allocation(&self, mapped: &Mapped) -> Option<&Allocation> {
         let address = mapped.start().addr();
         let kept = self.kept.iter().find(|(start, _)| *start == address);
@@ -261,8 +261,8 @@ impl Platform for Dsp {
     }
 
     fn relax(&mut self, polls: u32) -> Result<(), i32> {
-        // At first a quick answer matters more than a free processor, later the free processor
-        // matters more.
+        // Polls quickly at first, for a quick answer, and less often later, to leave the processor
+        // to others.
         match polls {
             0..200 => std::hint::spin_loop(),
             200..1000 => std::thread::yield_now(),

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use super::{ARCHS, Coherence, Machine, Options, start};
 use crate::ffi::{Api, Handle, RemoteArg, code};
 
-/// Returns the process's machine, if the environment asks for one.
+/// Returns the process's machine, if the environment variables request one.
 fn machine() -> Option<Api> {
     static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
     let machine = MACHINE.get_or_init(|| {
@@ -40,7 +40,7 @@ macro_rules! export {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> $ret {
                 match machine() {
-                    // SAFETY: passed on to the caller.
+                    // SAFETY: guaranteed by the caller.
                     Some(api) => unsafe { (api.$symbol)($($arg),*) },
                     None => $without,
                 }
@@ -72,7 +72,7 @@ export! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcmem_alloc2(heap: c_int, flags: u32, bytes: usize) -> *mut c_void {
     match machine().and_then(|api| api.rpcmem_alloc2) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         Some(alloc) => unsafe { alloc(heap, flags, bytes) },
         None => std::ptr::null_mut(),
     }
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn rpcmem_alloc2(heap: c_int, flags: u32, bytes: usize) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcmem_init() {
     if let Some(init) = machine().and_then(|api| api.rpcmem_init) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { init() };
     }
 }

@@ -26,13 +26,13 @@ pub type Fault = FaultOf<Trouble>;
 /// Failure of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It is never answered: the call that serves the ring blocks until its handle is closed or the
-    /// machine is dropped.
+    /// The submission is never answered: the call that serves the ring blocks until its handle is
+    /// closed or the machine is dropped.
     Hang,
-    /// It is not answered: the process on the DSP is gone, the serving call fails, and so does
-    /// every later one.
+    /// The submission is not answered: the process on the DSP is gone, the serving call fails, and
+    /// so does every later one.
     Lost,
-    /// It is answered with an impossible completion.
+    /// The submission is answered with an impossible completion.
     Corrupt,
     /// The counters of the ring become nonsense; the rest is as with [`Self::Hang`].
     BadRing,

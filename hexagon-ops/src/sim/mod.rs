@@ -1,5 +1,5 @@
-//! The stand-in for libcdsprpc and the DSP behind it: the same C ABI ([`Api`]), FastRPC's rules,
-//! and the DSP's own command loop ([`crate::serve`]) on the thread that calls.
+//! The stand-in for libcdsprpc and its DSP: the same C ABI ([`Api`]), FastRPC's rules, and the
+//! DSP's own command loop ([`crate::serve`]) on the thread that calls.
 //!
 //! ```text
 //! host code --- ffi::Api ---> api.rs       C functions: look up, catch panics, inject faults
@@ -8,12 +8,12 @@
 //!                              +-> dsp.rs      the Server's Platform: mappings, caches, clock
 //!                              +-> vtcm.rs     the VTCM that calls share
 //!                              +-> rpcmem.rs   allocations; copies for host, DSP and main memory (strict coherence)
-//!                              +-> fault.rs    what shall go wrong
+//!                              +-> fault.rs    injected faults
 //! ```
 //!
-//! [`start`] makes a [`Machine`]: one simulated chip. The C functions take no machine argument, so
-//! each machine occupies a slot and gets its own copy of them. Up to [`SLOTS`] machines live in one
-//! process.
+//! [`start`] makes a [`Machine`]: one simulated chip. The C functions have no machine argument, so
+//! each machine occupies a slot and gets a separate copy of them. Up to [`SLOTS`] machines live in
+//! one process.
 //!
 //! It keeps these rules of the real library (the code comments on each rule and its doubts where it
 //! is enforced):
@@ -25,12 +25,12 @@
 //! - allocations and mappings are whole pages, below 2 GiB;
 //! - the DSP can map only memory that `fastrpc_mmap` has announced to its session, and only until
 //!   its address space is full; `fastrpc_mmap` fails when the kernel's window is full;
-//! - with [`Coherence::Strict`], host and DSP have separate caches, which only cache operations
-//!   bring up to date. [`Machine::host_cache`] provides the host's operations, which are
+//! - with [`Coherence::Strict`], host and DSP have separate caches, and only cache operations copy
+//!   between them and memory. [`Machine::host_cache`] provides the host's operations, which are
 //!   instructions on hardware.
 //!
-//! It does not model time. Each handle has all of the VTCM, unless [`Options::shared_vtcm`] has
-//! them take turns.
+//! It does not model time. Each handle has all of the VTCM, unless [`Options::shared_vtcm`] makes
+//! them share it in turn.
 //!
 //! Diagnostics go to the `log` target `libcdsprpc`.
 
@@ -69,7 +69,7 @@ pub enum MatrixUnit {
     /// A unit that works.
     #[default]
     Works,
-    /// None: its lock is refused.
+    /// No unit: its lock is refused.
     Refused,
     /// A unit whose stores clip results to less than 2.
     Wrong,
@@ -117,9 +117,9 @@ pub struct Options {
     /// `true` if a mapping goes at the end of a call in which the DSP has unmapped it; the library
     /// still lists it.
     pub vanishing_maps: bool,
-    /// `true` if what is unmapped takes room in the window until a call of METHOD_SERVE ends.
+    /// `true` if unmapped memory occupies the window until a call of METHOD_SERVE ends.
     pub late_unmaps: bool,
-    /// Shortest time that a computing command takes.
+    /// Shortest duration of a computing command.
     pub command_time: std::time::Duration,
     /// `true` if commands are executed; if not, they are only answered, to time everything else.
     pub compute: bool,
@@ -135,19 +135,19 @@ impl Options {
     #[must_use]
     pub fn new(arch: u32) -> Self {
         // SOURCE: llama.cpp ggml-hexagon.cpp: 3000 MiB on v73, `HTP_OP_MAX_VMEM_DEFAULT` on v75 and
-        // later: the rest of a 32-bit address space beside code, stacks and heap.
+        // later; code, stacks and heap need the rest of the 32-bit address space.
         let address_bytes = if arch <= 73 {
             3000 << 20
         } else {
             3_355_443_200
         };
-        // The threads compute, so more of them than processors would only slow each other down.
+        // These threads compute, so more threads than processors would only slow each other down.
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             arch,
             dsps: 1,
-            // SOURCE: llama.cpp ggml-hexagon.cpp assumes 8 MiB and 8 vector threads where the DSP
-            // cannot be asked. SM8350 (V68) has 4 MiB, as programs that ran there report.
+            // SOURCE: llama.cpp ggml-hexagon.cpp assumes 8 MiB and 8 vector threads if it cannot
+            // ask the DSP. SM8350 (V68) has 4 MiB, as programs that ran there report.
             vtcm_bytes: if arch < 73 { 4 << 20 } else { 8 << 20 },
             matrix: MatrixUnit::Works,
             hvx_threads: 8.min(cores),
@@ -170,8 +170,8 @@ impl Options {
         }
     }
 
-    /// As [`Options::new`], with `GGML_RUST_NPU_SIM_COHERENCE` (`relaxed`, `strict`) and those
-    /// items of `GGML_RUST_NPU_SIM_FAULTS` that [`knows`] taken from the environment.
+    /// As [`Options::new`], with `GGML_RUST_NPU_SIM_COHERENCE` (`relaxed`, `strict`) and the items
+    /// of `GGML_RUST_NPU_SIM_FAULTS` that [`knows`] accepts from the environment.
     ///
     /// # Errors
     /// [`StartError::Faults`] or [`StartError::Coherence`] if a variable has an unknown value.
@@ -298,8 +298,8 @@ static MACHINES: Slots<MachineState> = Slots::new();
 /// Starts a simulated chip.
 ///
 /// # Errors
-/// [`StartError::NoSlot`] if [`SLOTS`] machines exist, [`StartError::Arch`] if there is no such
-/// chip, [`StartError::Cpu`] on an x86-64 CPU without AVX2.
+/// [`StartError::NoSlot`] if [`SLOTS`] machines exist, [`StartError::Arch`] if the chip is unknown,
+/// [`StartError::Cpu`] on an x86-64 CPU without AVX2.
 pub fn start(options: Options) -> Result<Machine, StartError> {
     if let Some(instructions) = crate::hvx::missing_instructions() {
         return Err(StartError::Cpu(instructions));

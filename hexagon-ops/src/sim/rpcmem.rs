@@ -8,11 +8,11 @@
 //!                                  +--> DMA engine reads
 //! ```
 //!
-//! Operations of the DSP cover whole lines of 128 bytes, as its second-level cache has them:
-//! cleaning results also writes back the DSP's copy of the bytes beside them. Its first-level cache
-//! is not kept. Operations of the host cover whole lines of 64 bytes, of which both write back
-//! those that the host has changed, as `dc cvac` and `dc civac` do: what is left of an old write
-//! replaces a result of the DSP when it is invalidated.
+//! Operations of the DSP cover whole lines of 128 bytes, as in its second-level cache: cleaning a
+//! result also writes back the DSP's copy of the neighbouring bytes. Its first-level cache is not
+//! simulated. Operations of the host cover whole lines of 64 bytes. Both `dc cvac` and `dc civac`
+//! write back lines that the host has changed: if an old write is still in a line, invalidating the
+//! line overwrites a result of the DSP.
 //!
 //! Both sides access the ring in the host's copy.
 #![expect(
@@ -92,13 +92,13 @@ impl Allocation {
         self.fd
     }
 
-    /// Returns `true` if a descriptor is of this memory: its own, or a duplicate.
+    /// Returns `true` if a descriptor refers to this memory: its own descriptor, or a duplicate.
     fn is_behind(&self, fd: i32) -> bool {
         let same = |file: &File| os::memory::is_behind(file, fd);
         self.fd == fd || lock(&self.file).as_ref().is_some_and(same)
     }
 
-    /// Closes its descriptor.
+    /// Closes the file descriptor.
     fn close(&self) {
         *lock(&self.file) = None;
     }
@@ -124,9 +124,9 @@ impl Allocation {
             None => (self.host.as_mut_ptr(), self.host.as_ptr()),
             Some(apart) => (apart.dsp.as_mut_ptr(), apart.main.as_ptr()),
         };
-        // SAFETY: the mappings are that long, initialized, and live as long as the allocation,
-        // which the session keeps until it unmaps; the host does not touch the operands of a
-        // command, as on hardware.
+        // SAFETY: the mappings have this length, are initialized, and live as long as the
+        // allocation, which the session keeps until it unmaps. As on hardware, the host does not
+        // touch a command's operands while it runs.
         unsafe { Mapped::new(cached, direct, bytes) }
     }
 
@@ -135,8 +135,8 @@ impl Allocation {
         if bytes > self.bytes() {
             return None;
         }
-        // SAFETY: the mapping is that long and lives as long as the allocation, which the session
-        // keeps; the host uses a ring by words only.
+        // SAFETY: the mapping has this length and lives as long as the allocation, which the
+        // session keeps; the host accesses a ring by words only.
         unsafe { Shared::new(self.host.as_mut_ptr(), bytes) }
     }
 
@@ -148,8 +148,8 @@ impl Allocation {
         let from = unsafe { from.as_ptr().add(start) };
         // SAFETY: as above.
         let to = unsafe { to.as_mut_ptr().add(start) };
-        // SAFETY: two mappings, both in bounds. The caller of a cache operation ensures that
-        // nothing uses the range meanwhile, as on hardware.
+        // SAFETY: both mappings are in bounds. As on hardware, the caller of a cache operation
+        // ensures that nothing uses the range meanwhile.
         unsafe { from.copy_to_nonoverlapping(to, end - start) };
     }
 
@@ -171,7 +171,8 @@ impl Allocation {
         for at in (offset..self.bytes()).take(4) {
             // SAFETY: in bounds by the line above.
             let byte = unsafe { copy.as_mut_ptr().add(at) };
-            // SAFETY: mapped and initialized; the DSP's thread is the one that calls this.
+            // SAFETY: the byte is mapped and initialized, and the DSP's thread is the one that
+            // calls this.
             let old = unsafe { byte.read() };
             // SAFETY: as above.
             unsafe { byte.write(old ^ 0x40) };
@@ -207,8 +208,8 @@ impl Allocation {
         assert!(line.end <= self.bytes(), "a line behind the end");
         // SAFETY: in bounds by the line above; all copies have the same length.
         let start = unsafe { copy.as_ptr().add(line.start) };
-        // SAFETY: mapped and initialized. The caller of a cache operation ensures that nothing
-        // writes the range meanwhile, as on hardware.
+        // SAFETY: mapped and initialized. As on hardware, the caller of a cache operation ensures
+        // that nothing writes the range meanwhile.
         unsafe { std::slice::from_raw_parts(start, line.len()) }
     }
 }

@@ -65,7 +65,7 @@ pub(super) struct Inside {
     pub(super) announced: HashMap<c_int, Announced>,
     /// Numbers in the library's list of mappings whose mapping the system has dropped.
     listed: HashSet<c_int>,
-    /// Bytes of the window that are still taken by what was unmapped.
+    /// Bytes of the window that unmapped memory still occupies.
     late_bytes: u64,
     used_bytes: u64,
 }
@@ -127,7 +127,7 @@ impl Sessions {
         ids.fold(NUM_DOMAINS, c_int::max)
     }
 
-    /// Returns the process that an effective domain stands for.
+    /// Returns the process of an effective domain.
     fn process(&self, domain: c_int) -> Option<&Arc<Process>> {
         let num_domains = self.num_domains();
         let processes = self.dsp(|known| known.id() == domain % num_domains)?;
@@ -257,15 +257,16 @@ impl Sessions {
             inside.stack_bytes.unwrap_or(DEFAULT_STACK_BYTES)
         };
         let call = call.ok_or(code::EBADPARM)?;
-        // The library on the DSP makes the same check, because it would overrun its stack later.
+        // The real library makes the same check, because its stack would overflow later.
         if call.method == METHOD_START && stack_bytes.cast_unsigned() < STACK_NEEDED_BYTES {
             vendor_error!("the DSP's threads have {stack_bytes} bytes of stack");
             return Err(ERROR_STACK);
         }
-        // FastRPC has a thread on the DSP for each calling thread; the command loop of a handle
-        // serves one at a time.
+        // FastRPC runs each calling thread's calls on a separate DSP thread, but a handle's command
+        // loop serves one at a time.
         let Ok(mut server) = open.server.try_lock() else {
-            // A call that was interrupted on the host continues here: the ring is being read.
+            // The host repeats a call that was interrupted on its side; the first one is still
+            // reading the ring.
             let is_served = call.method == METHOD_SERVE;
             return is_served.then_some(()).ok_or(ERROR_CALL);
         };
@@ -284,7 +285,7 @@ impl Sessions {
             None
         };
         if call.method == METHOD_START && state.options.matrix == MatrixUnit::Refused {
-            // The library on the DSP asks for the lock, and goes on without it.
+            // The real library tries to lock the unit, and goes on without it if that fails.
             server.units().hmx.leave_alone();
         }
         let is_serving = call.method == METHOD_SERVE;
@@ -316,7 +317,7 @@ impl Sessions {
         inside.handles -= 1;
         let lost = inside.lost;
         if inside.handles == 0 {
-            // Closing the last module ends the DSP's process, which ends its mappings.
+            // Closing the last module ends the DSP's process, and with it its mappings.
             inside.announced.clear();
             inside.listed.clear();
             inside.late_bytes = 0;
@@ -338,7 +339,7 @@ impl Sessions {
             .map(|(handle, _)| *handle)
             .collect();
         for handle in handles {
-            // Handles that another thread closes at the same time are closed, too.
+            // Another thread may have closed the handle at the same time, which does no harm.
             let _ = self.close(handle);
         }
         Ok(())
@@ -382,8 +383,8 @@ impl Sessions {
         if inside.handles == 0 {
             return Err(code::EBADDOMAIN);
         }
-        // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap_helper`): found in its list by
-        // number.
+        // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap_helper`): the library looks a
+        // buffer up in its list by number.
         let is_same = |it: &Announced| Arc::ptr_eq(&it.allocation, &allocation);
         let known = inside.announced.get(&fd).map(is_same);
         if known == Some(true) || inside.listed.contains(&fd) {
@@ -391,14 +392,14 @@ impl Sessions {
             return Err(code::EALREADY);
         }
         if known == Some(false) {
-            // SOURCE: Linux drivers/misc/fastrpc.c up to 5.18 (`fastrpc_map_find`): the number
-            // alone counts, so the DSP gets the memory that had it before. Libraries without a list
-            // do not notice.
+            // SOURCE: Linux drivers/misc/fastrpc.c up to 5.18 (`fastrpc_map_find`): the kernel
+            // compares only the number, so the DSP gets the memory that had this number before.
+            // Libraries without a list do not notice.
             vendor_error!("fastrpc_mmap: fd {fd} is that of other memory, which stays mapped");
             return Ok(());
         }
-        // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap_helper`): whatever the kernel
-        // says, the answer is AEE_EFAILED.
+        // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap_helper`): every error of the
+        // kernel becomes AEE_EFAILED.
         let announced: u64 = inside.announced.values().map(|it| it.bytes as u64).sum();
         let announced = announced + inside.late_bytes;
         if announced + bytes as u64 > state.options.window_bytes {
@@ -427,8 +428,9 @@ impl Sessions {
     /// Implements `fastrpc_munmap`. It is an assumption that it fails for memory that the DSP still
     /// uses.
     ///
-    /// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c: AEE_ENOSUCHMAP for what is not in the library's
-    /// list; AEE_EUNSUPPORTED for what the kernel does not know, which stays in the list.
+    /// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c: AEE_ENOSUCHMAP for memory that is not in the
+    /// library's list; AEE_EUNSUPPORTED for memory that the kernel does not know, which stays in
+    /// the list.
     pub(super) fn retract(
         &self,
         state: &MachineState,
@@ -463,10 +465,11 @@ impl Sessions {
 }
 
 impl Inside {
-    /// Does what the system does when a call of METHOD_SERVE has ended.
+    /// Updates mappings as the system does after a call of METHOD_SERVE.
     ///
     /// SOURCE: Linux drivers/misc/fastrpc.c (`fastrpc_put_args`): mappings whose numbers the DSP
-    /// lists go; qualcomm/fastrpc issue 137: room of what was unmapped is there later.
+    /// lists are removed; qualcomm/fastrpc issue 137: the room of unmapped memory is free only
+    /// later.
     fn end_call(&mut self, vanishing: bool) {
         self.late_bytes = 0;
         for (fd, announced) in &mut self.announced {
@@ -498,7 +501,7 @@ impl Inside {
     }
 }
 
-/// Returns what follows `key` in a URI, up to the next key.
+/// Returns the text after `key` in a URI, up to the next key.
 fn part<'a>(uri: &'a str, key: &str) -> Option<&'a str> {
     let (_, rest) = uri.split_once(key)?;
     rest.split('&').next()

@@ -1,7 +1,7 @@
-//! The chip's VTCM, which one call has at a time if [`super::Options::shared_vtcm`] says so.
+//! The chip's VTCM. With [`super::Options::shared_vtcm`] one call has it at a time.
 //!
-//! Calls get it in the order in which they asked. While one waits, the call that has it learns that
-//! it is wanted, as a DSP's resource manager calls the function that was set for that.
+//! Calls get it in the order of their requests. While a call waits, the holder's callback is
+//! called, as a DSP's resource manager does.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,12 +32,12 @@ pub(super) struct Vtcm {
 pub(super) struct HeldVtcm<'a>(&'a Vtcm);
 
 impl Vtcm {
-    /// Returns `true` if a call waits for it.
+    /// Returns `true` if a call waits for VTCM.
     pub(super) fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Acquire)
     }
 
-    /// Waits for it, at most for `patience`.
+    /// Waits for VTCM, at most for `patience`.
     pub(super) fn acquire(&self, patience: Duration) -> Option<HeldVtcm<'_>> {
         let end = Instant::now() + patience;
         let mut queue = lock(&self.queue);

@@ -27,8 +27,8 @@ pub struct Start {
 }
 
 impl Start {
-    /// Returns the power that the bytes of an argument ask for; the usual one if they are no
-    /// argument, which the call is refused for.
+    /// Returns the power that the bytes of an argument request; the default if the bytes are not an
+    /// argument, for which the call is refused later.
     #[must_use]
     pub fn power_of(input: &[u8]) -> Power {
         let start = bytemuck::try_pod_read_unaligned::<Self>(input).ok();
@@ -36,7 +36,7 @@ impl Start {
         power.unwrap_or_default()
     }
 
-    /// Returns `true` unless the bytes of an argument say to leave the matrix unit alone.
+    /// Returns `true` unless the bytes of an argument request to leave the matrix unit alone.
     #[must_use]
     pub fn uses_matrix(input: &[u8]) -> bool {
         let start = bytemuck::try_pod_read_unaligned::<Self>(input).ok();
@@ -78,7 +78,7 @@ pub struct Info {
     pub version: u32,
     /// Architecture: 68, 69, 73, 75, 79 or 81.
     pub arch: u32,
-    /// Size of the VTCM that commands share, bytes: what was acquired but the table of
+    /// Size of the VTCM that commands share, in bytes: everything acquired except the table of
     /// exponentials.
     pub vtcm_bytes: u32,
     /// Number of threads that compute. Fewer than [`Start::threads`] allows and [`Self::units`] has
@@ -108,7 +108,7 @@ pub struct Serve {
 /// Stack that the host requests for the DSP threads on which calls arrive
 /// (`FASTRPC_THREAD_PARAMS`), bytes.
 ///
-/// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c: 16 KiB unless asked for, at most 8 MiB.
+/// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c: 16 KiB by default, at most 8 MiB.
 pub const STACK_BYTES: u32 = 256 << 10;
 /// Smallest stack with which the DSP's library starts, bytes.
 pub const STACK_NEEDED_BYTES: u32 = 128 << 10;

@@ -21,15 +21,15 @@ use super::TensorOp;
 
 /// Passes the table to the macro `$expand`.
 ///
-/// A row reads: what the kernel computes; its number; the range of sources that it reads of these
-/// operations of ggml (a result that is a view of a source carries it as a further source); the
-/// operation of [`crate::ops`], where `$p` holds the parameters. Numbers are part of the protocol
-/// with the DSP: a new row takes the next one, wherever it stands.
+/// A row has, in this order: the kernel's computation; its number; the range of sources that it
+/// reads of these operations of ggml (a result that is a view of a source carries it as a further
+/// source); the operation of [`crate::ops`], where `$p` holds the parameters. Numbers are part of
+/// the protocol with the DSP: a new row gets the next number, wherever it is placed.
 macro_rules! operations {
     ($expand:ident) => {
         $expand! {
             params p;
-            // Operations that have a dedicated command instead of a kernel's number.
+            // Operations that have a command of their type instead of a kernel number.
             commands [MulMatId "MUL_MAT_ID", FlashAttnExt "FLASH_ATTN_EXT"];
 
             // Functions of two elements.
@@ -111,8 +111,8 @@ macro_rules! operations {
             /// `x`, below 0 `x · f0`
             KERNEL_LEAKY_RELU = 49, 0..1 of [LeakyRelu "LEAKY_RELU"] => Op::Unary(Unary::LeakyRelu(p.float(0)));
 
-            // Gated units of a and b: src0 and src1, or the halves of src0's rows, exchanged if i1
-            // is not 0.
+            // Gated units of a and b. These are src0 and src1, or the two halves of src0's rows; if
+            // i1 is not 0, a and b are exchanged.
 
             /// `silu(a) · b`
             KERNEL_SWIGLU = 19, 0..2 of [Swiglu "SWIGLU"] => Op::Glu(Glu::Swiglu, p.is_set(1));
@@ -169,7 +169,7 @@ macro_rules! operations {
             KERNEL_COUNT_EQUAL = 93, 0..2 of [CountEqual "COUNT_EQUAL"] => Op::CountEqual;
             /// number of the last one of the largest elements of each row
             KERNEL_ARGMAX = 86, 0..1 of [Argmax "ARGMAX"] => Op::ArgMax;
-            /// solution X of `src0 · X = src1`, of which src0's lower triangle is read
+            /// solution X of `src0 · X = src1`, reading only src0's lower triangle
             KERNEL_SOLVE_TRI = 87, 0..2 of [SolveTri "SOLVE_TRI"] => Op::Solve;
             /// windows of src0's rows times src1's rows
             KERNEL_SSM_CONV = 57, 0..2 of [SsmConv "SSM_CONV"] => Op::SsmConv;
@@ -202,7 +202,7 @@ macro_rules! operations {
             KERNEL_DIAG_MASK_INF = 63, 0..1 of [DiagMaskInf "DIAG_MASK_INF"] => Op::Band(Band::Past(p.size(0)?));
             /// a triangle of src0, zeros outside; i0 as ggml's `ggml_tri_type`
             KERNEL_TRI = 64, 0..1 of [Tri "TRI"] => Op::Band(triangle(p.word(0))?);
-            /// src0's rows after i0 of their own elements, reflected, and before others
+            /// src0's rows, with i0 of their elements reflected before them, and others after them
             KERNEL_PAD_REFLECT_1D = 88, 0..1 of [PadReflect1d "PAD_REFLECT_1D"] => Op::Reflect(p.size(0)?);
             /// src0, plus src1 in the part that i3 and the strides i0 to i2 name in bytes
             KERNEL_ACC = 94, 0..2 of [Acc "ACC"] => Op::Part(part(p, true)?);
@@ -210,11 +210,11 @@ macro_rules! operations {
             KERNEL_SET = 95, 0..2 of [Set "SET"] => Op::Part(part(p, false)?);
             /// src0's rows as diagonals
             KERNEL_DIAG = 65, 0..1 of [Diag "DIAG"] => Op::Band(Band::Diagonal);
-            /// `f0 + index · f2`; FILL's source only says where the result may go
+            /// `f0 + index · f2`; FILL's source is only where the result may be written
             KERNEL_FILL = 66, 0..0 of [Fill "FILL", Arange "ARANGE"] => Op::Ramp(p.float(0), p.float(2));
 
-            // Windows. IM2COL's weights only say how large they are: i13 to i15 hold width, height
-            // and depth.
+            // Windows. IM2COL uses only the size of its weights: i13 to i15 hold width, height and
+            // depth.
 
             /// windows of ggml's src1 as rows
             KERNEL_IM2COL = 67, 1..2 of [Im2col "IM2COL"] => Op::Im2col(im2col(p)?);
@@ -232,8 +232,8 @@ macro_rules! operations {
             /// src0's planes in the result's size; i0 as ggml's `ggml_scale_mode` and its flags
             KERNEL_UPSCALE = 90, 0..1 of [Upscale "UPSCALE"] => Op::Interpolate(interpolation(p.word(0))?);
 
-            // Recurrences over tokens. Operations with more sources than an OP_TENSOR has are in
-            // the table of `wide`.
+            // Recurrences over tokens. Operations with more sources than an OP_TENSOR can have are
+            // in the table of `wide`.
 
             /// a selective state space, then i0 states
             KERNEL_SSM_SCAN = 72, 0..7 of [SsmScan "SSM_SCAN"] => Op::Recurrence(Recurrence::SsmScan(p.size(0)?));
@@ -248,8 +248,7 @@ macro_rules! operations {
             /// the recurrence of RWKV 7, then the state
             KERNEL_RWKV_WKV7 = 76, 0..7 of [RwkvWkv7 "RWKV_WKV7"] => Op::Recurrence(Recurrence::Wkv7);
 
-            // Convolutions: src0 is the kernel, src1 what it moves over. They work in VTCM, as an
-            // OP_WIDE.
+            // Convolutions of a kernel (src0) over src1. They work in VTCM, as an OP_WIDE does.
 
             /// windows of src1's planes, weighted and summed over channels
             KERNEL_CONV_2D = 81, 0..2 of [Conv2d "CONV_2D"]
@@ -266,7 +265,8 @@ macro_rules! operations {
             KERNEL_CONV_TRANSPOSE_2D = 85, 0..2 of [ConvTranspose2d "CONV_TRANSPOSE_2D"]
                 => Op::Convolution(transposed([p.word(0), p.word(0), 1], ConvolutionForm::TransposedPlane));
 
-            // DeepSeek V4: streams of a token, and positions for sparse attention.
+            // DeepSeek V4: several streams for each token, and selected positions for sparse
+            // attention.
 
             /// the streams of each token, times weights (i1 = 0) or sigmoids of gates (1), and
             /// their sum times f0

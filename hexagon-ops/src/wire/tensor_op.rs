@@ -3,15 +3,15 @@
 //!
 //! # Operands
 //!
-//! [`OPERATIONS`](super::OPERATIONS) lists the kernels. This table says which operands each of them
-//! accepts.
+//! [`OPERATIONS`](super::OPERATIONS) lists the kernels. This table lists the operands that each of
+//! them accepts.
 //!
 //! *float* is F32, F16 or BF16, computed with as f32; *readable* is float, I32 and every type of
 //! blocks and super-blocks; *writable* is readable without super-blocks; *any* is every type. Types
-//! of a row of this table may differ from each other unless it says *same*. `d`, `a`, `b`, `c` are
-//! the dimensions of the result and the three sources; a `*` is any number. Parameters are words of
-//! `params`, ggml's own `op_params` at the same places, `f` for f32 and `i` for i32; other words
-//! are not read. Only i13 to i15 of IM2COL are not ggml's.
+//! of a row of this table may differ from each other except where *same* is written. `d`, `a`, `b`,
+//! `c` are the dimensions of the result and the three sources; a `*` is any number. Parameters are
+//! words of `params`, ggml's own `op_params` at the same places, `f` for f32 and `i` for i32; other
+//! words are not read. Only i13 to i15 of IM2COL are not ggml's.
 //!
 //! | kernel | result | src0 | src1, src2 | shapes | parameters |
 //! |---|---|---|---|---|---|
@@ -77,7 +77,7 @@ use bytemuck::{Pod, Zeroable};
 pub struct Tensor {
     /// Buffer that it is in.
     pub buffer: u32,
-    /// `TYPE_*`; [`TYPE_NONE`] if there is no such tensor, and zeros in all other fields then.
+    /// `TYPE_*`; [`TYPE_NONE`] if the tensor is absent; then all other fields are zero.
     pub dtype: u32,
     /// Byte offset of the first element, a multiple of its size (of a block: of 2, of
     /// [`TYPE_MXFP4`]'s: of 1).

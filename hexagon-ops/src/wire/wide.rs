@@ -30,8 +30,7 @@ pub const WIDE_SOURCES: usize = 7;
 /// Largest state of one head, when each of its rows fills whole lines of 128 bytes.
 pub const STATE_BYTES: usize = 1 << 19;
 
-/// Most elements of a convolution's kernel that a filter has: their lines and weights take 2 MB of
-/// VTCM.
+/// Most elements of a filter of a convolution's kernel: their lines and weights need 2 MB of VTCM.
 pub const WINDOW_TAPS: usize = 14_000;
 
 /// Returns `true` if a kernel's command is a [`WideOp`]: it reads more sources than a

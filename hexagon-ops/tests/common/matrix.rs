@@ -1,4 +1,5 @@
-//! Matrix instructions as they may stand in code for the DSP: which words, and in which packets.
+//! The matrix instructions that code for the DSP may have: their words, and the packets that they
+//! may be in.
 
 /// One allowed form of an instruction: the base word, without operands and parse bits, and the bits
 /// that are fixed.
@@ -65,7 +66,7 @@ pub fn check_packets(words: &[u32]) -> [usize; FORMS.len()] {
     let mut packet: Vec<Option<&str>> = Vec::new();
     for word in words {
         packet.push(matrix_form(*word));
-        // 11 ends a packet, 00 is a pair of short instructions that ends one too.
+        // Parse bits 11 end a packet; 00 marks a pair of short instructions, which also ends one.
         let parse = (word & PARSE) >> 14;
         if parse == 1 || parse == 2 {
             continue;

@@ -40,7 +40,7 @@ pub fn random_block(weight: WeightType, numbers: &mut Numbers) -> Vec<u8> {
             block[..2].copy_from_slice(&scale(numbers));
             block[2..4].copy_from_slice(&scale(numbers));
         }
-        // The upper level's scales: many are subnormal.
+        // The upper level's scales, many of which are subnormal.
         weight if weight.block_elems() != TILE_DIM => {
             let halves: &[usize] = match weight {
                 WeightType::Q6K => &[208],
@@ -81,7 +81,8 @@ pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
     })
 }
 
-/// The exact values of a super-block, and the magnitudes of the terms that each is the sum of.
+/// The exact values of a super-block. Each is a sum of terms, whose magnitudes are returned as
+/// well.
 ///
 /// SOURCE: dequantize_row_q4_K, dequantize_row_q5_K, dequantize_row_q6_K and get_scale_min_k4,
 /// ggml-quants.c.
@@ -92,7 +93,7 @@ fn super_block_values(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
         WeightType::Q3K | WeightType::Q2K => return few_bit_values(weight, block),
         _ => {}
     }
-    // Fifth bits, then nibbles.
+    // First the fifth bits, then the nibbles.
     let quants = if weight == WeightType::Q5K { 48 } else { 16 };
     let f16_at = |i: usize| f16::from_le_bytes([block[i], block[i + 1]]).to_f64();
     let (d, dmin, scales) = (f16_at(0), f16_at(2), &block[4..16]);
@@ -165,7 +166,7 @@ fn looked_up_values(block: &[u8]) -> Vec<(f64, f64)> {
 /// SOURCE: dequantize_row_q3_K, dequantize_row_q2_K, ggml-quants.c.
 fn few_bit_values(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
     let f16_at = |i: usize| f16::from_le_bytes([block[i], block[i + 1]]).to_f64();
-    // Each 128 elements have 32 bytes, whose pairs of bits are four times 32 elements.
+    // Each 128 elements have 32 bytes: bit pair i of a byte belongs to the i-th 32 elements.
     let pair = |at: usize, i: usize| {
         f64::from(block[at + 32 * (i / 128) + i % 32] >> (2 * (i % 128 / 32)) & 3)
     };
@@ -187,8 +188,8 @@ fn few_bit_values(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
     (0..256).map(value).collect()
 }
 
-/// The exact values of a block of any type, and the magnitudes of the terms that each is the sum
-/// of: of more than one where kernels round each.
+/// The exact values of a block of any type. Each is a sum of terms, whose magnitudes are returned
+/// as well: several terms where kernels round each of them.
 pub fn terms(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
     match weight.block_elems() {
         TILE_DIM => (block_values(weight, block).into_iter())
@@ -198,7 +199,7 @@ pub fn terms(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
     }
 }
 
-/// Returns the byte of quants that are zeros, of groups.
+/// Returns the byte of quants that are zero, for groups.
 fn weight_zero(weight: WeightType) -> u8 {
     match weight {
         WeightType::Q4Tile => 0x88,
@@ -245,8 +246,8 @@ impl Weights {
             for (kt, block) in blocks.iter().enumerate() {
                 for (i, (value, magnitude)) in terms(weight, block).into_iter().enumerate() {
                     let (at, column) = match weight {
-                        // Group g: rows 2(g/2) and the next, columns 16(g%2) and the 15 next; the
-                        // first row first.
+                        // Group g has rows 2(g/2) and the next one, and 16 columns starting at
+                        // 16(g%2); the first row comes first.
                         WeightType::Q4Tile | WeightType::Q8Tile => {
                             let (strip, g) = (row / TILE_DIM * TILE_DIM, row % TILE_DIM);
                             (g / 2 * 2 + i / 16, strip + g % 2 * 16 + i % 16)
@@ -296,12 +297,12 @@ pub fn guest(library: &str) -> Result<PathBuf, Skip> {
 
 /// Builds a library that FastRPC loads.
 pub fn skel(library: &str) -> Result<PathBuf, Skip> {
-    // Next to the temporary folder: target/skel, where a user looks for it.
+    // The library is in target/skel, next to the temporary folder, where a user also looks for it.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("skel");
     device_build("skel.sh", &[library], &target)
 }
 
-/// Runs one of the scripts that build for the DSP; the path that it prints.
+/// Runs one of the scripts that build for the DSP, and returns the path that it prints.
 fn device_build(script: &str, args: &[&str], target_dir: &Path) -> Result<PathBuf, Skip> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tools")

@@ -55,7 +55,7 @@ fn of_ggml() -> impl Iterator<Item = WeightType> {
 
 #[test]
 fn each_ggml_bit_lands_in_its_own_place() {
-    // In packing p each bit shows bit p of its own index: the packings together number every bit.
+    // In packing p each bit is bit p of its own index, so together the packings number every bit.
     for weight in of_ggml() {
         let k = 96_usize.next_multiple_of(weight.block_elems());
         let layout = MatrixLayout::new(weight, 33, k).unwrap();
@@ -132,7 +132,7 @@ fn elem_scale_and_min_offsets_agree_with_packing() {
 
 #[test]
 fn each_weight_of_a_group_lands_beside_its_group() {
-    // Both strips are whole, though the second one has a single column.
+    // Both strips are padded to 32 columns, though the second one has a single column.
     let layout = MatrixLayout::new(WeightType::Q4Tile, 33, 96).unwrap();
     assert_eq!((layout.block_rows(), layout.n_strips()), (64, 2));
     let (row_bytes, panel) = (layout.ggml_row_bytes(), layout.panel());
@@ -143,14 +143,14 @@ fn each_weight_of_a_group_lands_beside_its_group() {
         let (base, g) = (layout.panel_offset(row / 32), row % 32);
         for kt in 0..3 {
             let block = &rows[row * row_bytes + kt * 18..][..18];
-            // The scale: 2 tiles a line, a word for each group.
+            // The scale's address: two tiles share a line, with a word for each group.
             let scale = base + 3 * 512 + kt / 2 * 128 + 4 * g + kt % 2 * 2;
             assert_eq!(packed[scale..scale + 2], block[..2], "scale of {row} {kt}");
             seen[scale..scale + 2].fill(0xff);
             for i in 0..32 {
-                // By the picture: the group is half g % 2 of FP16 line g / 2, whose halfwords
-                // 32·(g%2).. come from the even or odd bytes of quants line g / 8; lines 4v, 4v + 1
-                // have the low nibbles.
+                // As in the picture: the group is half g % 2 of FP16 line g / 2. Its halfwords,
+                // from 32·(g%2), come from the even or odd bytes of quants line g / 8; lines 4v and
+                // 4v + 1 have the low nibbles.
                 let (line, half) = (g / 2, g % 2);
                 let (odd_k, column) = (i / 16, i % 16);
                 let halfword = 32 * half + 2 * column + odd_k;
@@ -166,7 +166,8 @@ fn each_weight_of_a_group_lands_beside_its_group() {
             }
         }
     }
-    // Each nibble once, and the unused half of the last line of scales of both panels stays zero.
+    // Each nibble is used once. The unused half of the last line of scales stays zero in both
+    // panels.
     let free: Vec<u8> = (packed.iter().zip(&seen).filter(|(_, seen)| **seen == 0))
         .map(|(byte, _)| *byte)
         .collect();
@@ -192,7 +193,8 @@ fn each_byte_of_a_group_lands_beside_its_group() {
             see(scale);
             see(scale + 1);
             for i in 0..32 {
-                // By the picture: FP16 line g / 2 has the even or odd bytes of quants line g / 4.
+                // As in the picture: FP16 line g / 2 comes from the even or odd bytes of quants
+                // line g / 4.
                 let (line, half) = (g / 2, g % 2);
                 let (odd_k, column) = (i / 16, i % 16);
                 let halfword = 32 * half + 2 * column + odd_k;
@@ -204,7 +206,7 @@ fn each_byte_of_a_group_lands_beside_its_group() {
             }
         }
     }
-    // The unused half of the last line of scales of both panels stays zero.
+    // The unused half of the last line of scales stays zero in both panels.
     let free: Vec<u8> = (packed.iter().zip(&seen).filter(|(_, seen)| !**seen))
         .map(|(byte, _)| *byte)
         .collect();
@@ -307,7 +309,7 @@ proptest! {
         let k = if weight == WeightType::F16 { tiles * TILE_DIM - cut } else { tiles * weight.block_elems() };
         let layout = MatrixLayout::new(weight, n, k).unwrap();
         let rows = random_bytes(seed, layout.block_rows() * layout.ggml_row_bytes());
-        // Whatever was there before.
+        // The panel's previous content must not matter.
         let mut panel = vec![0xa5; layout.panel().panel_bytes()];
         layout.panel().pack_panel(&mut panel, &rows).unwrap();
         prop_assert_eq!(panel, pack(layout, &rows));

@@ -13,7 +13,7 @@ fn fields_of_a_super_block_are_where_the_picture_has_them() {
     for (n, row) in rows.chunks(row_bytes).enumerate() {
         let strip = &packed[layout.panel_offset(n / 32)..];
         for (b, block) in row.chunks(144).enumerate() {
-            // By the picture: 16 tiles of 512 bytes, then 4 lines a super-block.
+            // As in the picture: 16 tiles of 512 bytes, then 4 lines for each super-block.
             let half = |line: usize, odd: usize| {
                 let at = 16 * 512 + 128 * (4 * b + line) + 4 * (n % 32) + 2 * odd;
                 u16::from_le_bytes([strip[at], strip[at + 1]])
@@ -73,7 +73,7 @@ fn fields_of_few_bits_are_where_the_picture_has_them() {
                     let at = 128 * line + 4 * (n % 32);
                     u32::from_le_bytes(strip[at..at + 4].try_into().unwrap())
                 };
-                // By the picture: the lines of 16 tiles, those of two super-blocks, then d.
+                // As in the picture: the lines of 16 tiles, then those of two super-blocks, then d.
                 let quants = |tile: usize, line: usize| word((8 * b + tile) * tile_lines + line);
                 let scales = |line: usize| word(16 * tile_lines + b * scale_lines + line);
                 let bits = |word: u32, from: usize, count: u32| word >> from & ((1 << count) - 1);

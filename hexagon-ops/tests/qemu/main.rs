@@ -1,4 +1,4 @@
-//! Proves that the host's vector operations do the same as Hexagon's, and that kernels take no more
+//! Proves that the host's vector operations do the same as Hexagon's, and that kernels need no more
 //! packets than recorded.
 //!
 //! Both need the pinned nightly and an emulator, and are skipped with a printed reason without
@@ -34,8 +34,8 @@ use units::{Copies, without_units};
 /// A qemu-hexagon.
 struct Emulator {
     path: PathBuf,
-    /// The newest CPU that it knows. Without this it would refuse an executable of a newer
-    /// architecture.
+    /// The newest CPU that the emulator knows. Without it, the emulator would refuse an executable
+    /// for a newer architecture.
     cpu: String,
     has_float: bool,
 }
@@ -55,7 +55,7 @@ fn emulator() -> Result<Emulator, Skip> {
         .lines()
         .map(str::trim)
         .rfind(|line| line.starts_with('v'));
-    // Old versions list nothing and know this one.
+    // Old versions of QEMU list no CPUs, but know this one.
     let cpu = cpu.unwrap_or("v67").to_owned();
     Ok(Emulator {
         path,
@@ -99,7 +99,7 @@ fn run_as(qfloat: &str, emulator: &Emulator, guest: &Path, input: Vec<u8>) -> Ve
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let writer = std::thread::spawn(move || {
-        // The guest may end early; its status tells.
+        // The guest may end early; its exit status shows that.
         let _ = stdin.write_all(&input);
     });
     let output = child.wait_with_output().unwrap();
@@ -139,9 +139,9 @@ fn inputs(op: usize, turn: usize, numbers: &mut Numbers) -> ([Line; 3], i32) {
             let random = (numbers.bits() >> 32) as u32;
             let edge = numbers.below(4) == 0;
             let word = match name {
-                // The sum to start from is f32, and so are small f16.
+                // Small normal numbers, both as f32 and as two f16.
                 "widen_mul_add" | "add_f16" => random & 0x0fff_0fff | 0x3000_3000,
-                // No NaN, and no overflow.
+                // Neither NaN nor overflow.
                 "sub_f16" | "max_f16" => random & 0xbfff_bfff,
                 "mul_f16" | "mul_add_f16" | "widen_mul_f16" | "widen_in_order_f16" if edge => {
                     let half = |numbers: &mut Numbers| {
@@ -155,8 +155,7 @@ fn inputs(op: usize, turn: usize, numbers: &mut Numbers) -> ([Line; 3], i32) {
                 {
                     EDGES_F32[numbers.below(EDGES_F32.len())]
                 }
-                // Exponents near those of f16, so that rounding, overflow and subnormals all
-                // happen.
+                // Exponents near those of f16, so that rounding, overflow and subnormals all occur.
                 "narrow_f32" => random & 0x807f_ffff | (100 + random % 47) << 23,
                 "mul_f32" | "add_f32" | "sub_f32" | "max_f32" | "min_f32" | "select_gt_f32"
                 | "fold_f32" | "unbias" | "accumulate" => random & 0x8fff_ffff | 0x3000_0000,
@@ -203,7 +202,7 @@ fn same(op: usize, have: Vector, want: Vector) -> bool {
 fn expected(library: &str, op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
     let is_qfloat = !matches!(library, "v73" | "v75");
     if is_qfloat && ops::NAMES.get(op) == Some(&"mul_add_f16") {
-        // Without IEEE arithmetic the product of a multiply-add is rounded as well.
+        // Without IEEE arithmetic, a multiply-add rounds its product as well.
         let minus_c = hvx::sub_f16(hvx::splat_h(0x8000), c);
         let sum = hvx::sub_f16(hvx::mul_f16(a, b), minus_c);
         return (sum, sum);
@@ -283,7 +282,8 @@ fn replaced_instructions_are_exact() {
         }
         Line(bytemuck::cast(halves))
     };
-    // All halfwords; words around each power of two, whose lowest bits are rounded, and others.
+    // First all halfwords; then words around each power of two, whose lowest bits are rounded, and
+    // others.
     let all: Vec<Line> = (0..1024).map(|i| halves(64 * i)).collect();
     let mut words = |i: u32| {
         let lanes: [u32; 32] = std::array::from_fn(|lane| {
@@ -313,7 +313,7 @@ fn replaced_instructions_are_exact() {
             ("f16_from_h", &all, &all),
             ("f32_from_w", &words, &words),
             ("f32_from_small_w", &words, &words),
-            // Each halfword times others.
+            // Each halfword multiplied by other ones.
             ("mul_upper_h", &all, &words),
         ] {
             let cases = a.iter().zip(b.iter().rev());
@@ -399,7 +399,7 @@ fn rows_have_the_hosts_values_up_to_their_ends() {
             [head.0, [0; 128], [0; 128], [0; 128]].concat()
         });
         let input: Vec<u8> = requests.flatten().collect();
-        // With rounding to IEEE numbers, and as the hardware does.
+        // Runs once with IEEE rounding, and once as the hardware rounds.
         let mut answers = run(&emulator, &guest, input.clone());
         answers.extend(run_as(rules(library), &emulator, &guest, input));
         let bytes = rows::LINES * size_of::<Line>();
@@ -416,7 +416,7 @@ fn rows_have_the_hosts_values_up_to_their_ends() {
             };
             let dtype = rows::compute(case, &mut arena).unwrap();
             let want = elements(bytemuck::cast_slice(&arena.dst), dtype);
-            // Rounding of f16, and of qfloat.
+            // The rounding of f16, and of qfloat.
             let mut relative = match (dtype, library) {
                 (Type::F16, _) => 1e-3,
                 (_, "v73" | "v75") => 2e-6,
@@ -425,7 +425,7 @@ fn rows_have_the_hosts_values_up_to_their_ends() {
                 _ => 3e-6,
             };
             if is_by_rules && rules(library) == "v73" {
-                // A qf32 has 23 bits, so that angles of thousands are off by 2^-12.
+                // A qf32 has 23 bits, so angles of thousands are off by 2^-12.
                 relative = if dtype == Type::F16 { 2e-3 } else { 3e-4 };
             }
             for (i, (have, want)) in elements(have, dtype).iter().zip(&want).enumerate() {
@@ -609,8 +609,8 @@ fn conventional_exponentials_are_within_two_units() {
         let answer = run(&emulator, &guest, request(-8));
         let (answer, sums) = answer.split_at(answer.len() - 2 * size_of::<Line>());
         let (each, row) = answer.split_at(answer.len() - 2 * ROW);
-        // Units in the last place: 1.53 with IEEE arithmetic, 1.70 with qfloat, which rounds
-        // products, too.
+        // Units in the last place: 1.53 with IEEE arithmetic, and 1.70 with qfloat, which also
+        // rounds products.
         let bound = if matches!(library, "v73" | "v75") {
             1.53
         } else {
@@ -638,7 +638,7 @@ fn conventional_exponentials_are_within_two_units() {
         let row = halves(row);
         for (k, have) in (0..).zip(&row) {
             let x = f16::from_bits(samples::score(k)).to_f64() - largest;
-            // The difference is rounded by at most 2^-9, and the exponential as above.
+            // The difference is rounded by at most 2^-9; the exponential has the error above.
             let want = x.exp();
             let error = (have.to_f64() - want).abs();
             assert!(

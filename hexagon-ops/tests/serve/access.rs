@@ -1,9 +1,9 @@
-//! The instructions that cache operations of each operand are for: scalar ones need an operation
-//! for each 32 bytes.
+//! The instructions for which cache operations of each operand are made: for scalar ones, an
+//! operation for each 32 bytes is needed.
 //!
 //! Results that scalar stores write, and numbers that scalar loads read, would otherwise be old
-//! bytes on one of the sides. Large rows of floats take an operation for each 128 bytes, a quarter
-//! of the packets.
+//! bytes on one of the sides. Large rows of floats need a cache operation for each 128 bytes, a
+//! quarter of the packets.
 
 use std::ops::Range;
 
@@ -130,7 +130,7 @@ fn rows_of_whole_lines_are_for_vectors_and_others_for_scalar_instructions() {
         );
         bench.check_op("copy", (KERNEL_COPY, no), &alike([F; 2], ne), &[access; 2]);
     }
-    // 32 halves are no line.
+    // 32 halves are less than a line.
     for (ne0, access) in [(32, Scalar), (64, Vector), (96, Scalar)] {
         let ne = [ne0, 3, 1, 1];
         for dtype in [H, TYPE_BF16] {
@@ -142,7 +142,7 @@ fn rows_of_whole_lines_are_for_vectors_and_others_for_scalar_instructions() {
                 &[Vector, access, access],
             );
         }
-        // What is moved between rows is read and written by the same instructions.
+        // Elements that move between rows are read and written by the same instructions.
         bench.check_op(
             "narrow",
             (KERNEL_COPY, no),
@@ -150,7 +150,7 @@ fn rows_of_whole_lines_are_for_vectors_and_others_for_scalar_instructions() {
             &[access; 2],
         );
     }
-    // One element is repeated, and columns are apart.
+    // One element is repeated, and columns are not contiguous.
     let [to, from, mut other] = alike([F; 3], [64, 2, 1, 1]);
     other.ne[0] = 1;
     bench.check_op(
@@ -172,7 +172,7 @@ fn rows_of_whole_lines_are_for_vectors_and_others_for_scalar_instructions() {
         &[to, turned],
         &[Scalar, Scalar],
     );
-    // Halves of a row of f16 begin in the middle of a line.
+    // The second half of a row of f16 may begin in the middle of a line.
     for (n, access) in [(32, Scalar), (64, Vector)] {
         let both = [tensor(0, F, [n, 2, 1, 1]), tensor(1, H, [2 * n, 2, 1, 1])];
         bench.check_op(
@@ -251,7 +251,7 @@ fn rotations_are_for_vectors_if_their_pieces_are_whole_lines() {
     }
     let cells = tensor(3, TYPE_I64, [4, 1, 1, 1]);
     for (types, head, want) in [
-        // Rotated rows are written as a whole.
+        // Rotated rows are written as whole rows.
         ([H, F], 64, [Vector, Vector]),
         ([H, F], 96, [Scalar, Scalar]),
         ([H, H], 64, [Scalar, Scalar]),
@@ -439,7 +439,7 @@ fn commands_of_a_list_are_for_vectors() {
     assert_eq!(operations[0], (false, 2, 0..1024, Vector));
 }
 
-/// Bytes whose lines all have separate places in the table of known ranges.
+/// Number of bytes whose lines all have separate places in the table of known ranges.
 const APART_BYTES: usize = 64 * 128;
 
 /// A host with one buffer, and rows of up to 64 elements at eight places in it.
@@ -473,8 +473,8 @@ impl Places {
         Command::new(0, &operation((kernel, &[]), &operands))
     }
 
-    /// Runs commands as one submission, and returns its cache operations with bytes from the first
-    /// place on: those that invalidate, and those that clean by their bytes.
+    /// Runs commands as one submission, and returns its cache operations: those that invalidate in
+    /// order, then those that clean, sorted. Bytes count from the first place.
     fn run(&mut self, commands: &[Command]) -> [Vec<(Range<usize>, Access)>; 2] {
         let mut operations = [Vec::new(), Vec::new()];
         for (is_clean, _, range, access) in self.bench.run(commands) {
@@ -495,7 +495,7 @@ fn a_range_that_was_read_for_vectors_is_read_again_for_scalar_loads() {
     for (commands, reads) in [
         ([square, sort], &[Vector, Scalar][..]),
         ([sort, square], &[Scalar]),
-        // The processor keeps its caches consistent for what it wrote itself.
+        // The DSP keeps its caches consistent for its own writes, so no operation is needed.
         ([square, sort_squares], &[Vector]),
     ] {
         let [have, cleaned] = places.run(&commands);
@@ -525,7 +525,7 @@ fn edges_of_a_result_are_for_scalar_loads() {
     let mut places = Places::new();
     let operands = [places.row(0, 64, F, 64), places.row(1, 0, F, 64)];
     let square = operation((KERNEL_SQR, &[]), &operands);
-    // Numbers of rows in the result's first line.
+    // The row numbers are in the first line of the result.
     let ids = places.row(0, 0, TYPE_I32, 2);
     let table = Tensor {
         ne: [64, 2, 1, 1],
@@ -555,7 +555,8 @@ fn a_range_that_both_wrote_is_cleaned_for_scalar_stores() {
     }
 }
 
-/// Other ranges are old bytes on one side, or lost bytes of a neighbour.
+/// If other ranges were maintained, one side would read old bytes, or bytes of a neighbour would be
+/// lost.
 #[test]
 fn a_product_is_for_the_lines_of_its_rows_and_no_others() {
     let mut bench = Bench::new(3);
@@ -565,7 +566,8 @@ fn a_product_is_for_the_lines_of_its_rows_and_no_others() {
         offset,
         strides,
     };
-    // 64 F32 of activations are two lines, 32 of results are one; rows of results have no gaps.
+    // 64 F32 of activations are two lines and 32 of results are one line; rows of results have no
+    // gaps.
     let product = MatMul {
         weights: Weights {
             buffer: 2,
@@ -595,7 +597,7 @@ fn a_product_is_for_the_lines_of_its_rows_and_no_others() {
     }
     assert_eq!(have, want);
 
-    // Results that begin and end inside lines: these are read before.
+    // Results begin and end inside lines, so these lines are read before.
     let n = 33;
     let edges = MatMul {
         weights: Weights {
@@ -631,7 +633,7 @@ fn a_product_is_for_the_lines_of_its_rows_and_no_others() {
         assert_eq!(have, want, "{command:?}");
     }
 
-    // An epilogue in place reads all results.
+    // An epilogue in place reads the whole result.
     let mut in_place = MatMul {
         planes: [1, 1],
         ..product
@@ -644,7 +646,7 @@ fn a_product_is_for_the_lines_of_its_rows_and_no_others() {
     assert_eq!(have, want);
 }
 
-/// States that are older than the first token stay as they are. They are cleaned with the rest, so
+/// States that are older than the first token are not written. They are cleaned with the rest, so
 /// they must not be old bytes of the cache.
 #[test]
 fn states_that_stay_are_read_with_those_that_are_written() {
@@ -654,7 +656,7 @@ fn states_that_stay_are_read_with_those_that_are_written() {
         of_result.collect()
     };
     let mut bench = Bench::new(3);
-    // 4 heads of 32, and of each kept token a state of 32 × 32 for each head.
+    // 4 heads of 32, and for each kept token a state of 32 × 32 for each head.
     for (kept, reads) in [(1, None), (2, Some((false, 2, 0..33792, Scalar)))] {
         let head = |buffer| tensor(buffer, F, [32, 4, 2, 1]);
         let number = tensor(0, F, [1, 4, 2, 1]);

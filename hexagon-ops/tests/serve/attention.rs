@@ -17,7 +17,7 @@ const B: u32 = TYPE_BF16;
 /// The other types that llama.cpp's caches may have.
 const OTHER_CACHES: [u32; 5] = [B, TYPE_Q5_0, TYPE_Q5_1, TYPE_Q4_1, TYPE_IQ4_NL];
 
-/// Largest NMSE of dot products: a weight is off by what f32 does to a score (2^-24 of a score
+/// Largest NMSE of dot products: a weight is off by the f32 rounding of a score (2^-24 of a score
 /// below 30), squared.
 pub const LIMIT: f64 = 1e-11;
 /// Largest NMSE on the matrix unit: scores below 8, weights and products are f16 (each 2^-11 of
@@ -47,22 +47,22 @@ pub const PLAIN: Setup = Setup {
     streams: 1,
     positions: 256,
     types: [H, H],
-    // As llama.cpp has them: queries and the cache lie [length, heads, position].
+    // As in llama.cpp: queries and the cache are stored as [length, heads, position].
     places: [PERMUTED, PERMUTED, PERMUTED],
     scale: 0.125,
     max_bias: 0.0,
     softcap: 0.0,
 };
 
-/// Operands beside queries, keys and values: mask and sinks.
+/// Operands in addition to queries, keys and values: mask and sinks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mask {
     None,
     /// Numbers in [-1, 1).
     Random,
-    /// Later positions than the query's are hidden.
+    /// Positions after that of the query are hidden.
     Causal,
-    /// All is hidden from every third query, and runs of positions from the others.
+    /// Every third query sees nothing, and runs of positions are hidden from the others.
     Holes,
 }
 
@@ -239,7 +239,8 @@ fn check(setup: &Setup, mask: Mask, has_sinks: bool, bench: &mut Bench, numbers:
     operands.compare(&body, bench, limit(setup), &what);
 }
 
-/// The limit for the way that an attention goes: types that f16 holds go through the matrix unit.
+/// The limit for the code path of an attention: types that f16 holds are computed on the matrix
+/// unit.
 fn limit(setup: &Setup) -> f64 {
     let dense = setup.places.iter().all(|place| place.order[0] == 0);
     let halves = !setup.types.contains(&F);
@@ -286,7 +287,7 @@ fn keys_and_values_of_every_type() {
             (40, [DENSE; 3], [96, 64]),
             (2, [TRANSPOSED; 3], [32, 32]),
         ] {
-            // Blocks cannot be transposed.
+            // Blocks of quantized elements cannot be transposed.
             let is_float = types.iter().all(|dtype| [F, H, B].contains(dtype));
             if places[0].order[0] != 0 && !is_float {
                 continue;
@@ -311,7 +312,7 @@ fn slopes_caps_sinks_and_streams() {
     for (max_bias, softcap) in [(0.0, 0.0), (8.0, 0.0), (0.0, 10.0), (8.0, 10.0)] {
         for has_sinks in [false, true] {
             for mask in [Mask::None, Mask::Random, Mask::Causal, Mask::Holes] {
-                // ggml wants a mask where there are slopes.
+                // ggml requires a mask if there are slopes.
                 if mask == Mask::None && max_bias > 0.0 {
                     continue;
                 }
@@ -366,7 +367,7 @@ fn one_query_over_many_positions_and_many_queries_over_few() {
         }
     }
     let mut bench = Bench::new();
-    // More results than fit in the VTCM of this host.
+    // More results than this host's VTCM can hold.
     let setup = Setup {
         d: [32, 128],
         queries: 300,
@@ -542,7 +543,7 @@ fn keys_and_values_beyond_f16_are_computed_in_f32() {
                 queries,
                 positions: 200,
                 types: [dtype; 2],
-                // Scores of a few units, whatever the size of a key.
+                // Scores become a few units, whatever the size of a key.
                 scale: if is_key { 1e-6 } else { 0.125 },
                 ..PLAIN
             };
@@ -566,7 +567,7 @@ fn keys_and_values_beyond_f16_are_computed_in_f32() {
     }
 }
 
-/// On the matrix unit, such a position failed the graphs of all rows, hidden or not.
+/// Regression: on the matrix unit, such a position failed the graphs of all rows, hidden or not.
 #[test]
 fn a_cached_row_that_is_not_finite_gives_nan_to_those_that_see_it() {
     let mut numbers = Numbers::default();
@@ -617,7 +618,8 @@ fn a_cached_row_that_is_not_finite_gives_nan_to_those_that_see_it() {
                             assert!(have.iter().all(|x| *x == 0.0), "row {row} of {what}");
                         } else {
                             let error = nmse(have, want);
-                            // A limit for all rows is not one for each.
+                            // Each row is compared separately, because a limit for all rows could
+                            // hide a wrong row.
                             assert!(error <= 10.0 * LIMIT_F16, "row {row} of {what}: {error:e}");
                         }
                     }
@@ -629,7 +631,7 @@ fn a_cached_row_that_is_not_finite_gives_nan_to_those_that_see_it() {
     }
 }
 
-/// On the matrix unit, such a row ended in an overflow that put the device out of use.
+/// Regression: on the matrix unit, such a row ended in an overflow that put the device out of use.
 #[test]
 fn a_query_that_is_not_finite_gives_nan_and_leaves_the_others_alone() {
     let mut numbers = Numbers::default();
@@ -650,7 +652,7 @@ fn a_query_that_is_not_finite_gives_nan_and_leaves_the_others_alone() {
             };
             let mut operands = Operands::new(&setup, Mask::Random, false, &mut numbers);
             let mut values = operands.q.values.clone();
-            // In the middle of the last query of the second head.
+            // A position in the middle of the last query of the second head.
             let [d, n, ..] = operands.q.ne;
             values[(n + n - 1) * d + d / 2] = f64::from(bad);
             let mut values = values.into_iter();
@@ -670,7 +672,8 @@ fn a_query_that_is_not_finite_gives_nan_and_leaves_the_others_alone() {
                     assert!(have.iter().all(|x| x.is_nan()), "{queries} {bad}: {have:?}");
                 } else {
                     let error = nmse(have, want);
-                    // A limit for all rows is not one for each.
+                    // Each row is compared separately, because a limit for all rows could hide a
+                    // wrong row.
                     assert!(
                         error <= 10.0 * LIMIT_F16,
                         "{queries} {bad} row {row}: {error:e}"

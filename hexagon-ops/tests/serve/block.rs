@@ -51,7 +51,7 @@ pub fn random(dtype: u32, numbers: &mut Numbers) -> Vec<u8> {
     if let Some(weight) = weight_type(dtype) {
         return random_block(weight, numbers);
     }
-    // Q5_0, Q5_1: the scales of Q4_1, then random bits.
+    // Q5_0 and Q5_1 have the scales of Q4_1, then random bits.
     let mut bytes = random_block(WeightType::Q4_1, numbers);
     let scales = if dtype == wire::TYPE_Q5_0 { 2 } else { 4 };
     bytes.truncate(scales);

@@ -1,5 +1,5 @@
-//! Cache operations of a submission: what the host wrote is invalidated once, what the DSP wrote is
-//! cleaned once, and there are none between commands.
+//! Cache operations of a submission: lines that the host wrote are invalidated once, lines that the
+//! DSP wrote are cleaned once, and there are none between commands.
 
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::wire::*;
@@ -10,7 +10,7 @@ use crate::seed::{self, tensor};
 /// Bytes of a tensor.
 const BYTES: usize = 1024;
 
-/// A tensor of the only buffer, by its place.
+/// A tensor of the only buffer, from its place in the buffer.
 fn at(place: usize) -> Tensor {
     Tensor {
         offset: (place * BYTES) as u64,
@@ -34,7 +34,8 @@ fn commands_of_a_submission_need_no_cache_operations_on_its_results() {
     let mut host = Host::new();
     let (_, memory) = host.buffer(8 * BYTES);
     memory.put(0, &[2.0_f32; 512]);
-    // From two operands, a result, one from that, and the first again in its place.
+    // Reads two operands, writes a result, computes another from it, and writes the first result's
+    // place again.
     let commands = [
         multiply(2, 0, 1),
         multiply(3, 2, 1),
@@ -79,8 +80,8 @@ fn keys_and_values_that_the_dma_engine_reads_need_no_invalidation() {
         host.around().cache_bytes = [0; 2];
         assert_eq!(host.run(&commands[1..]).status, STATUS_OK);
         assert_eq!(host.around().cache_bytes, [query_bytes, query_bytes]);
-        // The first keys are a result now. They reach memory before they are copied, and need no
-        // further operation at the fence.
+        // The first keys are a result now. They are cleaned before they are copied, so the fence
+        // needs no other operation.
         host.around().cache_bytes = [0; 2];
         assert_eq!(host.run(&commands).status, STATUS_OK);
         let have = host.around().cache_bytes;
@@ -165,7 +166,7 @@ fn weights_that_an_earlier_command_wrote_are_cleaned_before_a_product() {
         let operations = around.cache_operations.iter();
         let places = operations.map(|it| (it.is_clean, it.range.start / BYTES));
         let mut places: Vec<_> = places.collect();
-        // Choices of experts are read after the activations.
+        // The ids of experts are read after the activations.
         places.retain(|it| *it != (false, 6));
         let want = [(false, 0), (false, 1), (true, 2), (false, 4), (true, 5)];
         assert_eq!(places, want, "{command:?}");

@@ -50,7 +50,8 @@ fn index(o: usize, k: usize, [stride, pad, dilation]: [i32; 3], size: usize) -> 
 fn planes_with_strides_padding_and_dilation() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    // Source, window, filters, type, and [stride, padding, dilation] of width and height.
+    // Source, window, number of filters, type, and [stride, padding, dilation] along width and
+    // height.
     for (ne, window, filters, dtype, along) in [
         ([19, 17, 8, 2], [3, 3], 5, F, [[1, 1, 1], [1, 1, 1]]),
         ([19, 17, 3, 3], [2, 3], 9, H, [[2, 4, 2], [3, 2, 1]]),
@@ -231,7 +232,7 @@ fn wrong_operands_of_convolutions_are_refused() {
         change(&mut body);
         bench.refused_body(&body, serve::OPERAND, what);
     }
-    // More taps than VTCM is sure to hold.
+    // More taps than VTCM is guaranteed to hold.
     let large = u32::try_from(WINDOW_TAPS / 2 + 1).unwrap();
     let mut body = good;
     let shaped = |tensor: NarrowTensor, ne: [u32; 4]| NarrowTensor {

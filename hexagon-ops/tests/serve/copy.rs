@@ -32,20 +32,20 @@ const SUPER_BLOCKS: [u32; 6] = [
 
 /// Largest NMSE of rounding uniform numbers to a type.
 fn type_limit(dtype: u32) -> f64 {
-    // Steps of a width that uniform numbers of a mean square of 1 / 3 are rounded to, by their
-    // number on each side of 0.
+    // The relative error of uniform numbers (mean square 1 / 3) that are rounded to `count` steps
+    // on each side of 0.
     let steps = |count: f64| 3.0 / (12.0 * count * count);
     match dtype {
         TYPE_Q8_0 => steps(127.0),
-        // One side has 7 steps, so that half a step more is lost there.
+        // One side has only 7 steps, where half a step more is lost.
         TYPE_Q4_0 => 1.5 * steps(8.0),
         TYPE_Q5_0 => 1.5 * steps(16.0),
         TYPE_Q4_1 => steps(7.5),
         TYPE_Q5_1 => steps(15.5),
-        // Its steps are up to 24 of 127 wide.
+        // The widest steps are 24 of 127.
         TYPE_IQ4_NL => steps(127.0 / 24.0),
-        // A largest magnitude of up to 8 becomes 6: the quarters of 0 to 8 lose 1/48, 1/12, 1/3 and
-        // 4/3, of a mean square of 64 / 3.
+        // The largest magnitude, up to 8, becomes 6. The quarters of 0 to 8 lose 1/48, 1/12, 1/3
+        // and 4/3, relative to a mean square of 64 / 3.
         TYPE_MXFP4 => (1.0 / 48.0 + 1.0 / 12.0 + 5.0 / 3.0) / 4.0 * 3.0 / 64.0,
         _ => limit(dtype),
     }
@@ -122,7 +122,8 @@ fn rows_are_stored_by_number_and_the_others_stay() {
     }
 }
 
-/// The stride of a single row is 0, which does not separate it from the elements after it.
+/// A view of a single row has a stride of 0. From it alone the kernel could not know that elements
+/// after the row must keep their values.
 #[test]
 fn a_single_row_is_stored_among_rows_that_do_not_follow_each_other() {
     let mut numbers = Numbers::default();
@@ -148,7 +149,7 @@ fn check_stored(
 ) {
     let n_rows = ne[1] / 2;
     let src = Case::random(F, [ne[0], n_rows, ne[2], ne[3]], place, 2.0, numbers);
-    // Different rows: the steps share no divisor with the numbers of rows.
+    // The step has no common divisor with the number of rows, so all rows are different.
     let mut index = 0;
     let ids = Case::of(ids_type, [n_rows, ne[2], 1, 1], DENSE, || {
         let row = step * index % ne[1];
@@ -168,7 +169,7 @@ fn check_stored(
         want[((i3 * ne[2] + i2) * ne[1] + to) * ne[0] + i] = Some(src.value([i, i1, i2, i3]));
     }
     let (mut error, mut power, mut stayed) = (0.0, 0.0, true);
-    // The content of memory that nothing has written, decoded as this type.
+    // The values that untouched memory has when it is decoded as this type.
     let untouched = bench.untouched(&shape);
     for ((have, want), before) in have.iter().zip(want).zip(untouched) {
         match want {
@@ -243,7 +244,7 @@ fn copies_convert_between_all_strides() {
                     bench.check((KERNEL_COPY, [0; 16]), &dst, &[src], false, limit(to));
                 }
             }
-            // Another shape: the elements keep ggml's order.
+            // With another shape, elements keep ggml's order.
             let src = Case::random(from, ne, PERMUTED, 2.0, &mut numbers);
             let mut dst = Case::zeros(to, [ne[1] * ne[2], ne[0], ne[3], 1], GAPS);
             dst.values.clone_from(&src.values);
@@ -378,7 +379,8 @@ fn super_blocks_are_only_read() {
 fn blocks_are_quantized_as_ggml_does_it() {
     let mut bench = Bench::new();
     let ne = [32, 1, 1, 1];
-    // The largest magnitude is the negative first one: its scale is positive and exact.
+    // The largest magnitude is the first number, which is negative; so the scale is positive and
+    // exact.
     let mut next = -9.0;
     let src = Case::of(F, ne, DENSE, || {
         next += 1.0;
@@ -390,7 +392,7 @@ fn blocks_are_quantized_as_ggml_does_it() {
         (TYPE_Q4_1, 1.0, -8.0, 7.0),
     ] {
         let mut dst = Case::zeros(dtype, ne, DENSE);
-        // Halves are rounded up.
+        // A value half-way between two levels is rounded up.
         dst.values = src
             .values
             .iter()
@@ -399,7 +401,8 @@ fn blocks_are_quantized_as_ggml_does_it() {
         let src = std::slice::from_ref(&src);
         bench.check((KERNEL_COPY, [0; 16]), &dst, src, false, 0.0);
     }
-    // The largest magnitude is 8, four units of 2; of two values that are as near, the smaller one.
+    // The largest magnitude is 8, four units of 2. If two values are equally near, the smaller one
+    // is chosen.
     let mut dst = Case::zeros(TYPE_MXFP4, ne, DENSE);
     let nearest = |x: f64| {
         let values = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0_f64];

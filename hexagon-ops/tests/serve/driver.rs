@@ -25,7 +25,7 @@ pub const RING_FD: i32 = 1;
 /// poll.
 pub const IDLE_US: u32 = 3000;
 
-/// HVX threads; one under Miri, which takes offence at the thread pool's own code.
+/// HVX threads; one under Miri, which rejects the thread pool's own code.
 const THREADS: usize = if cfg!(miri) { 1 } else { 2 };
 
 /// Memory that is never freed, as long as whole tiles.
@@ -68,7 +68,7 @@ impl Memory {
     }
 
     pub fn shared(self) -> Shared {
-        // SAFETY: the memory is never freed, and everybody uses it by words.
+        // SAFETY: the memory is never freed, and all code accesses it by words.
         unsafe { Shared::new(self.base, self.bytes) }.unwrap()
     }
 }
@@ -114,7 +114,7 @@ pub struct Around {
     pub cache_operations: Vec<CacheOperation>,
     /// Code that `answer` must return once.
     pub answer: Option<i32>,
-    /// Others want VTCM.
+    /// `true` if another session or program wants VTCM.
     pub is_vtcm_wanted: bool,
 }
 
@@ -310,7 +310,7 @@ impl Host {
         })
     }
 
-    /// Writes commands as they are.
+    /// Writes commands unchanged.
     pub fn publish(&mut self, commands: &[Command]) {
         let mut published = self.shared.load(PUBLISHED);
         for command in commands {

@@ -77,7 +77,7 @@ fn unary() -> Vec<(u32, Params, Function, f32)> {
             KERNEL_GELU_ERF,
             [0; 16],
             |x| 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
-            // Below, 1 + erf cancels in f32, here as in ggml.
+            // For smaller arguments 1 + erf cancels in f32, here and in ggml.
             -1.0,
         ),
         (KERNEL_RELU, [0; 16], |x| x.max(0.0), -9.0),
@@ -281,10 +281,10 @@ fn edges_of_the_range_are_ggmls() {
 fn functions_of_nan_are_those_of_the_cpu() {
     let mut bench = Bench::new();
     for (kernel, params, ..) in unary() {
-        // As in ggml, whose comparisons with NaN are false.
+        // As in ggml, where comparisons with NaN are false.
         let want = match kernel {
             KERNEL_RELU | KERNEL_LEAKY_RELU | KERNEL_STEP | KERNEL_SGN | KERNEL_HARDSIGMOID => 0.0,
-            // One of the limits.
+            // NaN becomes one of the limits.
             KERNEL_CLAMP => continue,
             _ => f32::NAN,
         };
@@ -412,8 +412,8 @@ fn sums_and_products_repeat_the_second_source() {
             ([30, 4, 2, 2], [30, 2, 1, 2]),
             ([36, 4, 2, 2], [3, 1, 2, 1]),
             ([300, 2, 1, 1], [1, 1, 1, 1]),
-            // Rows without a set-up for each, by an element of each row and by a row; and long
-            // operands.
+            // Rows that need no set-up for each row (an element or a row as the second operand),
+            // and long operands.
             ([40, 6, 2, 1], [40, 1, 1, 1]),
             ([128, 19, 1, 1], [1, 19, 1, 1]),
             ([2100, 5, 1, 1], [1, 1, 1, 1]),
@@ -599,7 +599,7 @@ fn gated_units_take_two_sources_or_the_halves_of_one() {
                     true,
                     limit_of(kernel, dtype),
                 );
-                // The last element of an odd row is left out.
+                // An odd row has a last element that no pair includes.
                 for (swapped, left_out) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
                     let wide = [2 * ne[0] + left_out, ne[1], ne[2], ne[3]];
                     let both = Case::random(dtype, wide, place, 6.0, &mut numbers);

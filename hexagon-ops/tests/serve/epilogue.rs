@@ -93,7 +93,8 @@ fn check(case: Case, numbers: &mut Numbers) {
     let mut host = Host::new();
     let k = 96_usize.next_multiple_of(weight.block_elems());
     let (weights, _) = load_weights(&mut host, weight, (n, k), [1, 1], numbers);
-    // Rows of whole vectors are written together.
+    // Rows whose stride is whole vectors are written together, other rows one by one, so both are
+    // tested.
     let stride = if n.is_multiple_of(32) { n + 32 } else { n + 3 };
     let act: Vec<f32> = (0..m * k).map(|_| 4.0 * numbers.float()).collect();
     let side: Vec<f32> = (0..m * stride).map(|_| numbers.float()).collect();
@@ -147,7 +148,7 @@ fn check(case: Case, numbers: &mut Numbers) {
             } else {
                 definition(kernel, x, y)
             };
-            // Functions of kernels are right to a few units in the last place, and x is one.
+            // The kernels' functions are exact to a few units in the last place, and so is x.
             let error = (f64::from(have[at]) - want).abs();
             let bound = 2e-6 * (x.abs() + 1.0) * (y.abs() + 1.0);
             assert!(error <= bound, "{what}: row {i} column {j}: {error:e}");
@@ -259,15 +260,15 @@ fn wrong_epilogues_are_refused() {
     assert_eq!(memory.get::<f32>(0, 2048), untouched);
 }
 
-/// A product of more rows than one part of it takes: those of the second part have their own rows
-/// of the other operand.
+/// A product whose rows need two parts: the rows of the second part must be combined with their
+/// rows of the other operand.
 #[test]
 fn rows_of_the_second_part_meet_their_own_rows() {
     let (k, n, m) = (32, 2, (1 << 16) + 4);
     let mut numbers = Numbers::default();
     let mut host = Host::new();
     let (weights, _) = load_weights(&mut host, WeightType::F16, (n, k), [1, 1], &mut numbers);
-    // Products with zeros are zeros, so that the sums are the other operand.
+    // Products with zeros are zero, so the results must equal the other operand.
     let (act, _) = host.buffer(4 * k);
     let (dst, dst_memory) = host.buffer(4 * m * n);
     let (side, side_memory) = host.buffer(4 * m * (n + 1));

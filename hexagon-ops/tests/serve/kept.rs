@@ -1,4 +1,4 @@
-//! Commands of lists that run again: they give what they gave before, and are checked again when
+//! Commands of lists that run again: they give the same results, and are checked again when
 //! anything changed.
 
 use hexagon_ops::layout::{Line, Tile, WeightType};
@@ -161,7 +161,7 @@ fn vtcm_that_others_had_is_filled_again() {
         kept.host.submit(&[command, command]);
         kept.host.submit(&[command]);
         kept.host.around().is_vtcm_wanted = true;
-        // After the first submission, although the second one waits.
+        // The server stops after the first submission, although the second one is already there.
         assert_eq!(kept.host.serve(), Err(wire::ERROR_LATER), "command {i}");
         assert_eq!(kept.host.shared.load(wire::STATE), wire::STATE_PARKED);
         assert_eq!(status(&kept.host.collect().unwrap()), status(&want));

@@ -187,7 +187,7 @@ fn a_list_outside_its_buffer_is_refused() {
     }
 }
 
-/// The host waits longer for a DSP that changes the word.
+/// While the DSP changes the word, the host waits longer.
 #[test]
 fn a_list_shows_the_host_that_it_makes_progress() {
     let mut lists = Lists::new();

@@ -177,7 +177,7 @@ fn every_type_multiplies_plain_batched_and_broadcast() {
     }
 }
 
-/// A product of more rows than one part of it takes.
+/// A product whose rows need two parts.
 #[test]
 fn rows_of_the_second_part_lie_behind_those_of_the_first() {
     let shape = Shape {
@@ -249,8 +249,8 @@ fn no_rows_are_no_work() {
     assert_eq!((completion.status, completion.done), (0, 1));
 }
 
-/// Dot products quantize activations, tiles do not: a row by tiles is that row of a larger product,
-/// bit for bit.
+/// Dot products quantize activations, and tiles do not: a row that is computed by tiles equals that
+/// row of a larger product, bit for bit.
 #[test]
 fn the_command_says_up_to_how_many_rows_are_dot_products() {
     let mut numbers = Numbers::default();
@@ -282,7 +282,7 @@ fn the_command_says_up_to_how_many_rows_are_dot_products() {
     let one = rows(1, 1);
     assert_eq!(one[..n], dots[..n]);
     assert_eq!(rows(1, 0)[..n], tiles[..n]);
-    // The fourth number: one row, with activations of two digits.
+    // Parameter 3 computes one row with activations of two digits.
     assert_ne!(rows(1, 3)[..n], one[..n]);
     assert_eq!(rows(2, 3), tiles);
 }
@@ -313,7 +313,7 @@ fn check_experts(choice: &Choice, numbers: &mut Numbers) {
         .collect();
     let (act_buffer, act_memory) = host.buffer(4 + 4 * act.len());
     act_memory.put(4, &act);
-    // Rows of choices are longer than the used part.
+    // Rows of expert ids are longer than their used part.
     let row = slots + 3;
     let mut ids = vec![0; tokens * row];
     let chosen = numbers.choices(tokens, slots, n_experts);
@@ -400,7 +400,7 @@ fn more_choices_than_fit_at_once_are_taken_in_turns() {
 fn products_of_one_source_are_what_each_is_alone() {
     let mut numbers = Numbers::default();
     let mut reused = 0;
-    // The activations of one row have another form for 4-bit weights.
+    // One row of activations is stored differently for 4-bit weights.
     let mixed = [WeightType::Q4_0, WeightType::Q8_0, WeightType::Q4_1];
     let same = [WeightType::Q8_0, WeightType::Q4_0, WeightType::F16].map(|weight| [weight; 3]);
     for (types, m) in same

@@ -27,7 +27,8 @@ fn check(src: [Case; 2], bench: &mut Bench) {
     for place in [DENSE, GAPS] {
         let mut dst = Case::zeros(F, [n, m, b2, b3], place);
         expected(&mut dst, &src);
-        // Sums in f32, 2^-24 for each of a few steps, squared; terms cancel to about a tenth.
+        // The error of f32 sums: 2^-24 for each of a few steps, squared. Terms cancel to about a
+        // tenth.
         bench.check(OP, &dst, &src, false, 1e-11);
     }
 }

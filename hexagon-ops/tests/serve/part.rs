@@ -26,10 +26,10 @@ const PARTS: [([usize; 4], [u32; 4]); 6] = [
     ([33, 4, 2, 2], [70, 630, 2520, 70 * 3 + 17]),
     ([70, 9, 4, 3], [70, 630, 2520, 0]),
     ([1, 1, 1, 1], [70, 630, 2520, 7559]),
-    // Every second row, and rows in another order.
+    // Every second row, and rows in a different order.
     ([20, 4, 1, 1], [140, 5, 7, 70]),
     ([64, 3, 9, 1], [630, 70, 5, 0]),
-    // Rows closer than the tensor's own.
+    // Rows that are closer together than the tensor's rows.
     ([8, 50, 1, 1], [10, 0, 0, 3]),
 ];
 
@@ -75,7 +75,7 @@ fn parts_that_do_not_lie_in_the_result_are_refused() {
     ];
     for kernel in [KERNEL_ACC, KERNEL_SET] {
         for elements in [
-            // One element after the end; offsets and strides that are no sizes.
+            // One element past the end; then offsets and strides that are not valid sizes.
             [70, 630, 2520, 4168],
             [70, 630, 2520, u32::MAX / 4],
             [70, u32::MAX / 4, 2520, 0],

@@ -1,8 +1,8 @@
 //! Planes of a product that follow one another are one product of all their rows, and others are
 //! not.
 //!
-//! Rows by dot products, of which there are at most two, have other bits than rows by tiles. So the
-//! bits tell how many rows a product had.
+//! Rows computed by dot products, at most two, differ in bits from rows computed by tiles. So the
+//! bits show how many rows a product had.
 
 use bytemuck::Zeroable;
 use hexagon_ops::layout::{MatrixLayout, WeightType};
@@ -90,8 +90,8 @@ fn cases() -> Vec<Case> {
         gaps(case(1, [2, 2], 2), [0, 0, 8], WHOLE),
         gaps(case(1, [2, 2], 2), WHOLE, [0, 0, 8]),
         gaps(case(1, [3, 2], 3), [0, 0, 8], [0, 0, 8]),
-        // Rows of one plane or of two are dot products, which tell whether the third dimension was
-        // joined.
+        // Products of one or two rows are dot products, whose results show whether the third
+        // dimension was joined.
         case(1, [2, 2], 4),
         case(2, [1, 2], 4),
         case(2, [2, 2], 8),
@@ -139,7 +139,7 @@ fn check(case: &Case, weight: WeightType, dots: u32) {
         .map(|(index, _)| dst_memory.get(4 * at(dst_strides, *index), N))
         .collect();
 
-    // The same rows as products of one plane.
+    // The same rows, multiplied as a single plane.
     let joined = case.joined;
     let (part_act, part_act_memory) = host.buffer(4 * joined * K);
     let (part_dst, part_dst_memory) = host.buffer(4 * joined * N);
@@ -190,7 +190,7 @@ fn planes_are_joined_where_they_follow_one_another_and_only_there() {
     }
 }
 
-/// Tiles compute each row by itself, so the bits of a row do not depend on the rows beside it.
+/// Tiles compute each row by itself, so the bits of a row do not depend on the other rows.
 #[test]
 fn joined_planes_have_the_bits_of_separate_ones() {
     for case in cases() {

@@ -121,7 +121,7 @@ proptest! {
         prop_assert_eq!(host.run(&[seeds()[0]]).status, 0);
     }
 
-    /// The same for operations on tensors: any kernel, any type.
+    /// Damages operations on tensors in the same way: any kernel, any type.
     #[test]
     fn damaged_operations_on_tensors_are_answered(
         index in 0..wire::OPERATIONS.len(),

@@ -7,7 +7,7 @@ use crate::common::Numbers;
 use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Params, Tensor as Case};
 
 const F: u32 = TYPE_F32;
-/// States take a few roundings for each token, squared.
+/// States are rounded a few times for each token; the error is squared.
 const LIMIT: f64 = 1e-11;
 
 fn params(word: u32) -> Params {
@@ -25,8 +25,8 @@ fn decays(ne: [usize; 4], numbers: &mut Numbers) -> Case {
     Case::of(F, ne, DENSE, || 0.75 + 0.25 * numbers.float())
 }
 
-/// Parts about which ggml promises nothing: states of earlier tokens where there are more tokens
-/// than states are kept.
+/// Parts for which ggml defines no value: states of earlier tokens, if there are more tokens than
+/// states are kept.
 const UNDEFINED: f64 = f64::INFINITY;
 
 /// Runs a kernel and compares; elements that nothing writes are NaN in `want`.
@@ -60,7 +60,8 @@ fn check(bench: &mut Bench, op: (u32, Params), ne: [usize; 4], want: &[f64], src
 fn a_state_space_scans_heads_groups_and_chosen_states() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    // Columns, rows, heads, groups, tokens, sequences, one decay for a head, states returned.
+    // Columns, rows, heads, groups, tokens, sequences, whether a head has one decay, states
+    // returned.
     for (n, dim, heads, groups, tokens, sequences, scalar, kept) in [
         (128, 64, 4, 2, 3, 2, true, 1),
         (96, 40, 3, 1, 2, 1, true, 1),
@@ -283,7 +284,7 @@ fn a_gate_that_is_not_a_number_gives_nan_to_its_head_from_its_token_on() {
         let mut index = 0;
         Case::of(F, ne, DENSE, || {
             index += 1;
-            // Token 2 of head 1.
+            // The number belongs to token 2 of head 1.
             if index == 2 * heads + 2 {
                 f32::NAN
             } else {

@@ -166,8 +166,8 @@ fn wrong_fields_of_products_are_refused() {
     assert_eq!(host.run(&[Command::new(0, &product)]).status, STATUS_OK);
 }
 
-/// The host knows before it sends a command whether its operands overlap or are not aligned, and
-/// asks these functions, because a refusal by the DSP is the end of the session.
+/// The host checks with these functions, before it sends a command, whether its operands overlap or
+/// are not aligned, because a refusal by the DSP would end the session.
 #[test]
 fn the_host_is_told_of_products_that_the_dsp_would_refuse() {
     let mut host = Host::new();
@@ -221,12 +221,12 @@ fn the_host_is_told_of_products_that_the_dsp_would_refuse() {
             "{what}"
         );
     }
-    // What has no rows is not looked at.
+    // An operand without rows is not checked.
     let mut none = product;
     (none.m, none.dst.offset) = (0, 1);
     assert_eq!(serve::accepts_product(&none), Ok(()));
 
-    // Directly after the activations, and directly before them.
+    // Places directly after the activations, and directly before them.
     const ACT: u64 = 3 * 1024 + 2 * 256 + 4096 + 4 * 64;
     const DST: u64 = 3 * 512 + 2 * 128 + 2048 + 4 * 32;
     for (offset, is_right) in [
@@ -403,7 +403,7 @@ fn sizes_of_products_are_right_up_to_their_limits() {
         };
         refused(&mut host, &wrong, detail, "slots");
     }
-    // The last byte of each operand is the last one of its buffer, or the one after.
+    // The last byte of each operand is the last byte of its buffer, or the one after it.
     let bytes = BYTES as u64;
     let act_bytes = 4 * 64 + 2 * 256 + 3 * 1024 + 4096;
     let dst_bytes = 4 * 32 + 2 * 128 + 3 * 512 + 2048;

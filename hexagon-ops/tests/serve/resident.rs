@@ -38,7 +38,8 @@ impl Bench {
         let mut numbers = Numbers::default();
         let mut host = Host::new();
         let memory = (0..3).map(|_| host.buffer(BYTES).1).collect();
-        // Both halves of these are f16, too: keys and values.
+        // Both halves of these numbers are ordinary f16, too, because the buffer also serves as
+        // keys and values.
         let keys = (0..BYTES / 4).map(|i| [0.5, -1.0, 0.75, 2.0, -0.25][i % 5]);
         let mut random = || (0..BYTES / 4).map(|_| numbers.float()).collect();
         let operands = vec![keys.collect(), random(), random()];
@@ -79,7 +80,8 @@ impl Bench {
     }
 
     /// Writes all operands, and zeros to the results. Buffer 1 of [`seed`] holds numbers of rows
-    /// and experts. What earlier commands left in VTCM might be right, so it is overwritten.
+    /// and experts. Activations left in VTCM by earlier commands might be correct by chance, so
+    /// they are overwritten.
     fn fill(&mut self) {
         let garbage = Tile([Line([0x7d; 128]); 16]);
         self.host.server.units().vtcm.fill(garbage);
@@ -130,8 +132,8 @@ impl Bench {
     }
 }
 
-/// Weights whose products of one row have activations of 8 bits in either form, and those that have
-/// tiles only.
+/// Weights whose products of one row have activations of 8 bits in either form, and weights for
+/// which there are only tiles.
 const WEIGHTS: [WeightType; 3] = [WeightType::Q4_0, WeightType::Q8_0, WeightType::F16];
 /// Rows for dot products and for tiles.
 const ROWS: [usize; 4] = [1, 2, 5, 8];
@@ -141,8 +143,8 @@ fn products_of_other_activations_of_the_same_shape_are_what_each_is_alone() {
     for weight in WEIGHTS {
         let mut bench = Bench::new(weight);
         for m in ROWS {
-            // The second ones share all but a row with the first; the others are elsewhere, and at
-            // the same place of another buffer.
+            // The second place shares all but one row with the first. The third is elsewhere, and
+            // the fourth is at the same offset of another buffer.
             let places = [(2, 0), (2, 4 * K), (2, APART), (1, APART), (2, 0)];
             for (i, first) in places.into_iter().enumerate() {
                 for second in places.into_iter().skip(i + 1) {
@@ -159,7 +161,8 @@ fn products_of_other_activations_of_the_same_shape_are_what_each_is_alone() {
     }
 }
 
-/// One row is quantized to 8 or to 16 bits or packed into a tile, and two rows are.
+/// One row is quantized to 8 bits, quantized to 16 bits, or packed into a tile; two rows are
+/// quantized to 8 bits or packed.
 #[test]
 fn activations_in_another_form_are_what_each_is_alone() {
     for weight in WEIGHTS {
@@ -213,7 +216,7 @@ fn activations_that_a_command_changes_are_read_again() {
                 (K + all / 2, 3),
                 (K - 1, 2),
                 (K + all - 1, 2),
-                // These leave them as they are.
+                // Writes that do not touch the activations.
                 (K - 1, 1),
                 (K + all, 1),
                 (2040, 8),
@@ -226,7 +229,8 @@ fn activations_that_a_command_changes_are_read_again() {
                 let what = format!("{weight:?}, {m} rows, {count} elements from {first}");
                 bench.check(&what, &commands);
             }
-            // The results of another product, which has other activations, are the activations.
+            // The results of another product, whose activations are elsewhere, replace these
+            // activations.
             let mut other = bench.body(1, (1, APART), 3);
             (other.dst.buffer, other.dst.offset) = (2, 4 * K as u64);
             let commands = [
@@ -353,7 +357,7 @@ fn activations_that_the_host_changes_between_submissions_are_read_again() {
             assert_eq!(bench.host.collect().unwrap().status, STATUS_OK);
         }
         assert_eq!(bench.results[0].1.get::<u8>(0, 4 * m * N), want, "{m} rows");
-        // Old bytes of them may be in the data cache.
+        // The data cache may hold old bytes of these operands.
         let around = bench.host.around();
         let reads = around
             .cache_operations

@@ -88,7 +88,7 @@ fn planes_grow_and_shrink_in_all_modes() {
                     }
                 }
             }
-            // Positions are f32, as in ggml.
+            // Positions are computed in f32, as in ggml.
             bench.check((KERNEL_UPSCALE, params(&[mode])), &dst, &[src], false, 1e-9);
         }
     }

@@ -91,7 +91,7 @@ fn an_idle_ring_parks_and_resumes() {
         assert_eq!(host.shared.load(STATE), STATE_PARKED);
         let completion = host.run(&[nop(0, 0)]);
         assert_eq!(completion.status, STATUS_OK);
-        // Its own time and packets: the idle time before it is longer.
+        // The times and packets are the command's own; the idle time before it was longer.
         assert!(completion.microseconds < 1000, "{completion:?}");
         assert!(completion.packets < 3000, "{completion:?}");
         assert_eq!(host.shared.load(STATE), STATE_PARKED);
@@ -127,7 +127,7 @@ fn impossible_words_close_the_ring() {
     for (word, value) in spoil {
         let mut host = Host::new();
         host.buffer(4096);
-        // The counters stand at 1 by now.
+        // The counters are already at 1.
         let value = if word == WISH {
             value
         } else {
@@ -310,7 +310,7 @@ fn a_completion_waits_for_room_in_the_ring() {
     let mut polls = 0;
     host.around().meanwhile = Some(Meanwhile::new(move || {
         polls += 1;
-        // Just before the ring counts as corrupt.
+        // One step before the ring counts as corrupt.
         if polls <= COLLECT_US / 998 - 2 {
             assert_eq!(
                 ring.load(COMPLETED),

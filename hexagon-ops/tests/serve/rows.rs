@@ -15,7 +15,7 @@ const SHAPES: [[usize; 4]; 8] = [
     [576, 3, 2, 1],
     [257, 2, 3, 2],
     [64, 9, 4, 1],
-    // Heads of queries and keys: several rows at a time, and some that are left.
+    // The heads of queries and keys: 11 rows are processed several at a time, with a remainder.
     [128, 11, 2, 1],
     [256, 3, 5, 1],
     [96, 17, 1, 1],
@@ -67,7 +67,7 @@ fn norms_divide_rows_by_their_measure() {
                 let columns = [ne[0], 1, 1, 1];
                 let times = Case::random(F, columns, DENSE, 2.0, &mut numbers);
                 let each = Case::random(H, ne, PERMUTED, 2.0, &mut numbers);
-                // As models have it: an addend for each column.
+                // As in models: an addend for each column.
                 let column = Case::random(F, columns, DENSE, 2.0, &mut numbers);
                 let normed = dst.values.clone();
                 for (has_times, plus) in [
@@ -91,7 +91,7 @@ fn norms_divide_rows_by_their_measure() {
                     let part = |part: Option<&Case>| part.cloned().unwrap_or_else(Case::none);
                     let times = has_times.then_some(&times);
                     let operands = [src.clone(), part(times), part(plus)];
-                    // A single element may be off by twice the mean of the squares.
+                    // A single element's error may be twice the mean of the squares.
                     bench.check(op, &dst, &operands, false, 2.0 * limit(dtype));
                 }
             }
@@ -105,7 +105,7 @@ fn rows_are_summed() {
     let mut bench = Bench::new();
     for ne in SHAPES {
         for place in [DENSE, GAPS, PERMUTED] {
-            // Positive, so that sums do not cancel.
+            // Positive numbers, so that sums do not cancel.
             let src = Case::of(F, ne, place, || numbers.float() + 1.0);
             let mut dst = Case::zeros(F, [1, ne[1], ne[2], ne[3]], DENSE);
             dst.values = by_row(&src.values, ne[0], |row| vec![row.iter().sum()]);
@@ -159,7 +159,7 @@ fn softmax_takes_masks_slopes_and_sinks() {
                 0 => none.clone(),
                 dtype => {
                     let mut count = 0;
-                    // A third is masked, never a whole row.
+                    // Masks a third of the positions, but never a whole row.
                     Case::of(dtype, [ne[0], ne[1] + 3, 1, ne[3]], DENSE, || {
                         count += 1;
                         if count % 3 == 2 {
@@ -199,7 +199,7 @@ fn softmax_takes_masks_slopes_and_sinks() {
                 .collect();
             let op = (KERNEL_SOFT_MAX, floats(&[scale, max_bias]));
             let src = [src, mask, sinks];
-            // Arguments up to 20 lose 2^-24 of themselves before the exponential.
+            // Arguments up to 20 are rounded with a relative error of 2^-24 before the exponential.
             bench.check(op, &dst, &src, false, 5e-12);
             bench.check(op, &dst, &src, true, 5e-12);
         }
@@ -222,7 +222,7 @@ fn softmax_of_a_row_with_nan_is_nan() {
                             Case::random(F, ne, DENSE, 3.0, &mut numbers),
                             Case::random(F, [2, 1, 1, 1], DENSE, 3.0, &mut numbers),
                         ];
-                        // In row 1 of the second plane; a sink belongs to all rows of its plane.
+                        // Poisons row 1 of the second plane; a sink concerns all rows of its plane.
                         match which {
                             2 => src[2].poison([1, 0, 0, 0], nan),
                             _ => src[which].poison([at, 1, 1, 0], nan),
@@ -311,7 +311,7 @@ impl Rope {
         }
     }
 
-    /// The position that pair `j` turns by, and how many times its angle has fallen.
+    /// The position that determines the angle of pair `j`, and how many times its angle has fallen.
     fn place(&self, j: usize) -> (usize, usize) {
         let sizes = self.sections();
         let sector = j % sizes.iter().sum::<usize>();
@@ -332,10 +332,10 @@ impl Rope {
     }
 
     /// Returns (cosine, sine) of an angle that has decreased `j` times from a position, of pair
-    /// `pair`. The angle is the product of f32 numbers that ggml takes.
+    /// `pair`. The angle is a product of f32 numbers, as in ggml.
     fn turn(&self, position: f32, j: usize, pair: usize, factor: f32) -> (f64, f64) {
         let n_dims = self.n_dims as f64;
-        // The exponent is f32, too.
+        // Rounded to f32, as ggml rounds the exponent.
         #[expect(clippy::cast_possible_truncation, reason = "as ggml rounds them")]
         let step = f64::from(self.base).powf(f64::from((-2.0 / n_dims) as f32)) as f32;
         let theta = (0..j).fold(position, |theta, _| theta * step) / factor;
@@ -393,7 +393,7 @@ fn rope_turns_pairs_by_their_positions() {
         },
         yarn,
         Rope { ext: 0.5, ..yarn },
-        // ggml's own tests have no original context.
+        // As in ggml's tests, which set no original context length.
         Rope {
             scale: 1.4,
             n_ctx: 0,
@@ -466,7 +466,7 @@ fn rope_turns_pairs_by_their_positions() {
                     .collect();
                 let op = (kernel, rope.params());
                 let src = [src, positions, factors];
-                // YaRN mixes angles of up to 5000 in f32: 2^-24 of them, squared.
+                // YaRN mixes angles of up to 5000 in f32; the error is 2^-24 of them, squared.
                 let limit = if rope.ext == 0.0 && rope.scale == 1.0 {
                     limit(dtype)
                 } else {
@@ -479,7 +479,8 @@ fn rope_turns_pairs_by_their_positions() {
     }
 }
 
-/// llama.cpp asks so where the factors of a model's frequencies go, before it knows the rotation.
+/// llama.cpp makes this request to find a place for a model's frequency factors, before it knows
+/// the rotation.
 #[test]
 fn a_rotation_of_no_dimensions_copies_its_rows() {
     let mut numbers = Numbers::default();
@@ -531,7 +532,7 @@ fn turned_rows_go_where_rows_that_are_set_go() {
                     7, 8, 9, 4000, 0, 1, 1, 1, 1, 1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0,
                 ],
             );
-            // One of them twice: the later one counts.
+            // Cell 3 is named twice: the later row is stored.
             cells_memory.put(0, &[3_i64, 10, 0, 3, 7]);
             let mut op = TensorOp {
                 kernel: KERNEL_ROPE,
@@ -576,7 +577,7 @@ fn turned_rows_go_where_rows_that_are_set_go() {
                 "not named"
             );
             assert!(apart[3 * cell..4 * cell].iter().any(|byte| *byte != 0x3c));
-            // A cell that does not exist, and too few numbers.
+            // First a cell that does not exist, then too few numbers.
             cells_memory.put(32, &[i64::from(CELLS)]);
             let refused = host.run(&[Command::new(0, &both)]);
             assert_eq!(refused.detail, hexagon_ops::serve::ROW);

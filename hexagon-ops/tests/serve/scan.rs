@@ -25,7 +25,7 @@ fn means_and_totals_are_exact_to_f32() {
             let mut total = Case::zeros(F, [1; 4], DENSE);
             total.values = vec![src.values.iter().sum()];
             let src = [src];
-            // A row's sum may cancel to a tenth of its terms.
+            // A row's sum may cancel to a tenth of the size of its terms.
             bench.check((KERNEL_MEAN, [0; 16]), &means, &src, false, 1e-10);
             bench.check((KERNEL_SUM, [0; 16]), &total, &src, false, 1e-10);
             if ne[1] > 1 {
@@ -178,7 +178,7 @@ fn elements_are_put_in_order() {
                         .values
                         .chunks(n)
                         .flat_map(|row| {
-                            // A stable sort: equal elements by their numbers.
+                            // A stable sort: equal elements are ordered by their index.
                             let mut numbers: Vec<usize> = (0..n).collect();
                             numbers.sort_by(|a, b| {
                                 let order_up = row[*a].total_cmp(&row[*b]);
@@ -197,7 +197,7 @@ fn elements_are_put_in_order() {
             }
         }
     }
-    // Numbers of which vectors' comparisons lose something.
+    // Numbers for which a vector's comparison is not enough: NaN, and zeros of both signs.
     let mut next = [
         f32::NAN,
         0.0,

@@ -1,5 +1,4 @@
-//! Attention with scores that FP16 does not tell well enough from each other, or does not hold, and
-//! with small values.
+//! Attention with scores that FP16 cannot resolve or hold, and with small values.
 
 use hexagon_ops::wire::*;
 
@@ -65,7 +64,7 @@ fn scores_above_128_are_told_from_each_other() {
             positions: 512,
             ..PLAIN
         };
-        // The largest scores of rows are up to 10 above.
+        // The largest scores of a row are up to 10 above the common score.
         for common in [130.0, 190.0, 245.0, -197.0, -220.0, -240.0] {
             let operands = with_common_score(&setup, common, &mut numbers);
             let body = operands.place(&setup, &mut bench);
@@ -91,7 +90,7 @@ fn rows_whose_scores_are_below_f16_see_their_positions() {
         for common in [-65500.0, -66000.0, -70000.0, -200_000.0] {
             let operands = with_common_score(&setup, common, &mut numbers);
             let body = operands.place(&setup, &mut bench);
-            // Each sum on the way to a score of 200,000 is off by up to 2^-7.
+            // A score of 200,000 is a sum whose every step is off by up to 2^-7.
             operands.compare(&body, &mut bench, 1e-3, &format!("{setup:?} {common}"));
         }
     }
@@ -115,7 +114,8 @@ fn a_mask_of_the_lowest_f16_hides_no_row() {
             let (row, column) = (index / setup.positions, index % setup.positions);
             index += 1;
             match (row % 2, column % 3) {
-                // A position that is hidden, in rows without and with positions of other addends.
+                // Hidden positions, in rows where all other addends are equal and in rows where
+                // they differ.
                 (_, 0) => f32::NEG_INFINITY,
                 (1, 1) => 0.0,
                 _ => -65504.0,
@@ -137,8 +137,8 @@ fn scores_beyond_f16_are_computed_in_f32() {
         ..PLAIN
     };
     let mut operands = Operands::new(&setup, Mask::None, false, &mut numbers);
-    // Queries count as 0.95 and the unit's stores divide by 32: 64 products of 60000 are above
-    // 65504 then.
+    // Queries become 0.95, and the unit divides by 32 when it stores: the sum of 64 products of
+    // 60000 is then above 65504.
     operands.k = Case::of(H, operands.k.ne, PERMUTED, || 60000.0);
     operands.q = Case::of(F, operands.q.ne, PERMUTED, || 1.9);
     operands.compute(&setup);

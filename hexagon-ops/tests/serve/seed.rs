@@ -58,7 +58,7 @@ pub fn operation(index: usize, dtype: u32) -> TensorOp {
             [f32(0, NE), tensor(1, TYPE_I64, [3, 2, 1, 1]), none],
         ),
         KERNEL_GET_ROWS => {
-            // Rows of whole blocks, or super-blocks.
+            // Rows of whole blocks or whole super-blocks.
             let n = if dtype >= TYPE_Q2_K { 256 } else { 32 };
             (
                 f32(2, [n, 3, 2, 1]),
@@ -145,7 +145,7 @@ pub fn operation(index: usize, dtype: u32) -> TensorOp {
         KERNEL_IM2COL | KERNEL_IM2COL_3D => {
             params[..10].copy_from_slice(&[1, 1, 1, 1, 1, 1, 1, 1, 1, 2]);
             params[13..].copy_from_slice(&[3, 2, 1]);
-            // Two channels in dimension 2 or 3.
+            // The two channels are in dimension 2 or 3.
             let image = if kernel == KERNEL_IM2COL {
                 [8, 3, 2, 1]
             } else {
@@ -196,7 +196,7 @@ pub fn operation(index: usize, dtype: u32) -> TensorOp {
             )
         }
         KERNEL_FILL => (tensor(2, dtype, NE), [none; SOURCES]),
-        // Operations on elements and rows; the third source of SOFT_MAX can be missing.
+        // Operations on elements and rows; SOFT_MAX may lack its third source.
         _ => {
             let second = if sources.len() > 1 { f32(1, NE) } else { none };
             (f32(2, NE), [tensor(0, dtype, NE), second, none])
@@ -279,7 +279,7 @@ pub fn wide(kernel: u32, dtype: u32) -> WideOp {
         ..bytemuck::Zeroable::zeroed()
     };
     match kernel {
-        // As many states as tokens: of fewer, ggml promises the last one only.
+        // As many states as tokens, because with fewer states ggml defines only the last one.
         KERNEL_GATED_DELTA_NET => body.params[0] = 3,
         KERNEL_CONV_2D | KERNEL_CONV_2D_DW => body.params[..6].copy_from_slice(&[1, 1, 0, 0, 1, 1]),
         KERNEL_CONV_3D => {
@@ -302,7 +302,8 @@ pub fn wide(kernel: u32, dtype: u32) -> WideOp {
     body
 }
 
-/// An attention of 4 heads with 2 of keys, 70 positions; two ways, by the number of queries.
+/// An attention of 4 heads with 2 of keys and 70 positions. The number of queries decides between
+/// two code paths.
 pub fn attention(queries: u32) -> Attention {
     let mask = tensor(0, TYPE_F16, [70, queries, 1, 1]);
     let k = tensor(0, TYPE_F16, [8, 70, 2, 1]);

@@ -169,7 +169,7 @@ fn windows_of_padding_that_take_hours_are_refused() {
         let want = (STATUS_BAD_COMMAND, serve::OPERAND);
         assert_eq!(answer(&mut host, body), want, "{index}");
     }
-    // A small window with much padding, and one as large as its plane.
+    // A small window with much padding, and a window as large as its plane.
     let plane = tensor(0, TYPE_F32, [32, 32, 1, 1]);
     for body in [
         pooling(one, [99, 99], [49, 49]),

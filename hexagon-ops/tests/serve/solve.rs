@@ -19,7 +19,7 @@ fn triangular_equations_are_solved() {
         (64, 81, 2, 1),
         (37, 200, 1, 1),
     ] {
-        // What is above the diagonal is not read.
+        // Elements above the diagonal are not read.
         let a = Case::of(F, [n, n, d2, d3], GAPS, || numbers.float() / 8.0);
         let mut matrix = a.clone();
         for (index, [j, i, i2, i3]) in indices(a.ne).enumerate() {
@@ -58,7 +58,7 @@ fn the_last_of_the_largest_elements_is_named() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (n, m) in [(1, 1), (32, 10), (300, 3), (1000, 2), (31, 5), (10_000, 2)] {
-        // A few values, so that the largest comes several times.
+        // Few distinct values, so that the largest occurs several times.
         let src = Case::of(F, [n, m, 1, 1], GAPS, || (8.0 * numbers.float()).floor());
         let mut dst = Case::zeros(TYPE_I32, [m, 1, 1, 1], DENSE);
         for row in 0..m {

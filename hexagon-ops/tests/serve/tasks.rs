@@ -1,11 +1,11 @@
-//! Which rows and columns the tasks of a step get.
+//! The rows and columns of each task of a step.
 
 use std::sync::Mutex;
 
 use hexagon_ops::ops::tensor::{Shape, TASK_PACKETS, Type, ViewMut};
 use hexagon_ops::rt::Engine;
 
-/// Columns of which those of a task are a multiple.
+/// The number of columns of a task is a multiple of this.
 const COLUMNS: usize = 768;
 
 type Share<'s> = &'s dyn Fn(ViewMut<'_>, &Engine, &(dyn Fn(&mut ViewMut<'_>) + Sync));
@@ -52,7 +52,7 @@ fn few_long_rows_are_cut_into_columns_and_others_into_rows() {
         })
     };
     let n = 4 * COLUMNS + 5;
-    // Five units on two threads: three, and two of which one is short.
+    // Five units for two threads: three for one; two for the other, of which the last is short.
     let two = [[0, 1, 0, 3 * COLUMNS], [0, 1, 3 * COLUMNS, COLUMNS + 5]];
     assert_eq!(columns([n, 1, 1, 1], 2, 2 * TASK_PACKETS), two);
     assert_eq!(columns([n, 1, 1, 1], 8, 8 * TASK_PACKETS).len(), 5);
@@ -82,7 +82,7 @@ fn named_rows_are_shared_out_evenly() {
     let eight: Vec<usize> = (50..58).collect();
     assert_eq!(named(&eight, enough), [52, 2, 2, 44]);
     assert_eq!(named(&eight, TASK_PACKETS), [100]);
-    // A cache that is a ring.
+    // A cache used as a ring, which wraps around.
     assert_eq!(named(&[98, 99, 0, 1], enough), [0, 1, 98, 1]);
     assert_eq!(named(&[7], enough), [100]);
     assert_eq!(named(&[], enough), [100]);

@@ -13,7 +13,7 @@ use crate::driver::{Host, Memory};
 
 /// Bytes of the buffer that all tensors of a case are in.
 const BYTES: usize = 1 << 21;
-/// Byte of memory that nothing has written.
+/// The byte in memory to which nothing was written.
 const UNTOUCHED: u8 = 0xa5;
 
 /// A tensor and its exact values in ggml's order.
@@ -61,7 +61,7 @@ impl Tensor {
         for dim in place.order {
             nb[dim] = stride;
             stride = stride * counts[dim] + place.gap * size;
-            // Gaps belong to rows and planes, not to elements.
+            // Gaps are between rows and planes, not between elements.
             if dim == 0 && place.gap > 0 {
                 stride = stride.next_multiple_of(size);
             }
@@ -173,14 +173,14 @@ impl Tensor {
         at
     }
 
-    /// The value at an index, each taken modulo its dimension.
+    /// The value at an index, which wraps around at each dimension.
     pub fn value(&self, at: [usize; 4]) -> f64 {
         let [n0, n1, n2, n3] = self.ne;
         let [i0, i1, i2, i3] = [at[0] % n0, at[1] % n1, at[2] % n2, at[3] % n3];
         self.values[((i3 * n2 + i2) * n1 + i1) * n0 + i0]
     }
 
-    /// Stores `x` at `at`, for blocks as the scale, and leaves `values` as they are.
+    /// Stores `x` at `at`, for blocks as the scale, and leaves `values` unchanged.
     pub fn poison(&mut self, at: [usize; 4], x: f32) {
         let [n0, n1, n2, _] = self.ne;
         let byte = self.at(((at[3] * n2 + at[2]) * n1 + at[1]) * n0 + at[0]);
@@ -268,7 +268,7 @@ impl Bench {
     /// Places tensors in memory, one after another; an absent one has no elements.
     pub fn put(&mut self, tensors: &[&Tensor]) -> Vec<wire::Tensor> {
         self.memory.put(0, &vec![UNTOUCHED; BYTES]);
-        // Not at the start of a line, and aligned to 8.
+        // Aligned to 8 bytes, but not at the start of a line.
         let mut next = 40;
         let mut put = |tensor: &&Tensor| {
             if tensor.values.is_empty() {
@@ -286,7 +286,7 @@ impl Bench {
         tensors.iter().map(&mut put).collect()
     }
 
-    /// Places the tensors in memory; the operation on them.
+    /// Places the tensors in memory, and returns the operation on them.
     pub fn place(
         &mut self,
         (kernel, params): (u32, Params),
@@ -314,7 +314,7 @@ impl Bench {
         }
     }
 
-    /// Places the tensors in memory; the operation on them, which has more sources.
+    /// Places the tensors in memory, and returns the operation on them, which has more sources.
     pub fn place_wide(
         &mut self,
         (kernel, params): (u32, Params),
@@ -337,7 +337,8 @@ impl Bench {
         }
     }
 
-    /// Runs an operation; its results in ggml's order. Nothing else may have changed.
+    /// Runs an operation, checks that nothing else has changed, and returns its results in ggml's
+    /// order.
     pub fn run(
         &mut self,
         op: (u32, Params),
@@ -365,7 +366,7 @@ impl Bench {
         let after: Vec<u8> = self.memory.get(0, BYTES);
         let start = usize::try_from(offset).unwrap();
         let values = dst.decode(&after[start..start + dst.bytes.len()]);
-        // The result's elements put back: all must be as before.
+        // With the result's elements put back, all memory must be as before.
         let mut restored = after;
         let (unit, size) = block(dst.wire.dtype);
         for index in (0..dst.values.len()).step_by(unit) {
@@ -376,7 +377,7 @@ impl Bench {
         values
     }
 
-    /// Returns the elements of a result in memory that nothing has written.
+    /// Returns the elements of a result to whose memory nothing was written.
     pub fn untouched(&self, tensor: &Tensor) -> Vec<f32> {
         tensor.decode(&vec![UNTOUCHED; tensor.bytes.len()])
     }
@@ -427,9 +428,9 @@ impl Bench {
 /// squared).
 pub fn limit(dtype: u32) -> f64 {
     match dtype {
-        // Half a unit of 2^-11, squared.
+        // Half a unit of f16 (2^-11), squared.
         wire::TYPE_F16 => 1.2e-7,
-        // Half a unit of 2^-8, squared.
+        // Half a unit of BF16 (2^-8), squared.
         wire::TYPE_BF16 => 1.6e-5,
         _ => 1e-12,
     }

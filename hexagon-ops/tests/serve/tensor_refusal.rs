@@ -92,7 +92,7 @@ fn wrong_parameters_and_operands_of_rope_are_refused() {
     let mut bench = Bench::new();
     let ne = [64, 2, 3, 1];
     let src = Case::random(TYPE_F32, ne, DENSE, 1.0, &mut numbers);
-    // Longer than needed, so that more of them are in the buffer.
+    // Longer than needed, so that more positions stay inside the buffer.
     let positions = Case::of(TYPE_I32, [12, 1, 1, 1], DENSE, || 1.0);
     let mut params = [0; 16];
     params[1] = 64;

@@ -1,5 +1,5 @@
-//! Every operation gives the same bytes on any number of threads: as it is in other tests, and so
-//! large that all threads get a part, with one row, few rows and many.
+//! Every operation gives the same bytes on any number of threads: with the sizes of other tests,
+//! with sizes at which all threads get a part, and with one row, few rows and many rows.
 
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::wire::*;
@@ -45,7 +45,7 @@ impl Session {
     }
 }
 
-/// A tensor of numbers: [`NAMES`], or zeros.
+/// A tensor of row numbers: [`NAMES`], or zeros.
 fn numbers(ne: [u32; 4], are_zeros: bool) -> Tensor {
     Tensor {
         offset: if are_zeros { 0 } else { BYTES as u64 / 2 },
@@ -89,7 +89,7 @@ fn of_one_shape() -> Vec<(String, Command)> {
         if !all.all(|tensor| tensor.ne == SEED && tensor.dtype == F) {
             continue;
         }
-        // A token of an odd length, few long rows, many rows.
+        // A single token of odd length, a few long rows, and many rows.
         for ne in [[50_021, 1, 1, 1], [16_384, 3, 1, 1], [160, 40, 4, 1]] {
             for dtype in [F, H] {
                 let mut op = op;
@@ -101,7 +101,7 @@ fn of_one_shape() -> Vec<(String, Command)> {
                     }
                 }
                 let name = format!("kernel {} of {ne:?}, type {dtype}", row.kernel);
-                // Moves elements of one type, apart from the source.
+                // Moves elements of one type to another place than the source.
                 let is_move = row.kernel == KERNEL_ROLL;
                 if dtype == F || !is_move {
                     commands.push((name.clone(), Command::new(0, &op)));
@@ -349,7 +349,7 @@ fn others() -> Vec<(String, Command)> {
 #[cfg_attr(miri, ignore = "Miri takes offence at the thread pool")]
 fn every_operation_gives_the_same_bytes_on_any_number_of_threads() {
     let mut rng = Numbers::default();
-    // Floats below 2, which are finite as two halves, too.
+    // Floats below 2 whose two halves are also finite f16.
     let mut elem = || f32::from_bits((rng.bits() >> 32) as u32 & 0x8fff_8fff | 0x3000_3000);
     let operands = [(); 3].map(|()| (0..BYTES / 4).map(|_| elem()).collect());
     let mut sessions = [1, 2, 4, 8].map(Session::new);

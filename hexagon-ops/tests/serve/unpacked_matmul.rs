@@ -27,7 +27,8 @@ fn products_of_every_type_form_and_repetition() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (a, b, types, places) in [
-        // A cache of keys, one query and several; values that lie position by position.
+        // A cache of keys with one query and with several; values that are stored position by
+        // position.
         ([64, 256, 3, 1], [64, 1, 9, 1], [H, F], [PERMUTED, PERMUTED]),
         ([64, 70, 2, 2], [64, 33, 6, 2], [H, F], [PERMUTED, PERMUTED]),
         ([300, 64, 3, 1], [300, 5, 9, 1], [H, F], [DENSE, DENSE]),
@@ -72,7 +73,8 @@ fn products_of_every_type_form_and_repetition() {
         for place in [DENSE, GAPS] {
             let mut dst = Case::zeros(F, [a[1], b[1], b[2], b[3]], place);
             expected(&mut dst, &src);
-            // Sums in f32, 2^-24 for each of a few steps, squared; terms cancel to about a tenth.
+            // The error of f32 sums: 2^-24 for each of a few steps, squared. Terms cancel to about
+            // a tenth.
             bench.check((KERNEL_MUL_MAT_UNPACKED, [0; 16]), &dst, &src, false, 1e-11);
         }
     }

@@ -1,5 +1,5 @@
-//! Keys, values and masks that the DMA engine copies: with strict coherence they are those that
-//! earlier commands of the submission wrote, as they are where all memory is coherent.
+//! Keys, values and masks that the DMA engine copies: with strict coherence, the copies hold the
+//! results of earlier commands of the submission, as on a system where all memory is coherent.
 
 use bytemuck::Zeroable;
 use half::{bf16, f16};
@@ -22,7 +22,7 @@ const WRITTEN: [usize; 3] = [7, 8, 1090];
 /// Columns of the mask.
 const COLUMNS: usize = 1152;
 
-/// The operands that commands before the attention write.
+/// The operands that commands write before the attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Before {
     Nothing,
@@ -132,7 +132,7 @@ fn attend(
             commands.push(operation(KERNEL_COPY, to, [from, Zeroable::zeroed()]));
         }
     }
-    // As llama.cpp's cache has them, heads side by side at each position.
+    // As in llama.cpp's cache, all heads of a position are adjacent.
     let cached = |buffer| {
         let ne = [HEAD, POSITIONS, KV_HEADS, 1];
         tensor(
@@ -184,7 +184,7 @@ fn copies_have_what_earlier_commands_wrote() {
             compare(TYPE_F16, queries, before, 1.0);
         }
     }
-    // What is written matters, otherwise the test would prove nothing.
+    // The two results must differ, otherwise the test would prove nothing.
     let [with, without] = [Before::Rows, Before::Nothing]
         .map(|before| attend(Coherence::Strict, TYPE_F16, 1, before, 1.0));
     assert!(with != without);

@@ -13,7 +13,8 @@ use crate::product::{DST_OFFSET, Product};
 
 const NMSE: f64 = 5e-4;
 
-/// Runs a product on a chip with strict coherence, leaving out what `skip` names; the error.
+/// Runs a product on a chip with strict coherence, leaving out the cache operation that `skip`
+/// names. Returns the error.
 fn error_without(skip: &str, weight: WeightType, m: usize, numbers: &mut Numbers) -> f64 {
     let machine = start(Options {
         coherence: Coherence::Strict,
@@ -31,7 +32,7 @@ fn error_without(skip: &str, weight: WeightType, m: usize, numbers: &mut Numbers
     clean("weights", product.weights);
     clean("activations", product.act);
     let completion = session.run(&[product.command]);
-    // Poison in activations makes the FP16 way overflow, which the DSP may notice by itself.
+    // Poisoned activations make the FP16 kernel overflow, which the DSP may report.
     assert!(completion.status == 0 || skip == "activations" || skip == "weights");
     if skip != "results" {
         let results = product.dst.at(DST_OFFSET);
@@ -49,7 +50,7 @@ fn a_missing_cache_operation_of_the_host_spoils_the_result() {
             assert!(error < NMSE, "{weight:?} M {m}: {error:e}");
             for skip in ["weights", "activations", "results"] {
                 let error = error_without(skip, weight, m, &mut numbers);
-                // NaN is wrong, too.
+                // Written so that NaN counts as wrong.
                 let right = error < 0.1;
                 assert!(
                     !right,
@@ -75,7 +76,8 @@ fn results_of_one_command_are_activations_of_the_next() {
         .cache
         .clean(product.weights.base, product.weights.bytes);
     session.cache.clean(product.act.base, product.act.bytes);
-    // The second product reads 64 of the 120 results of the first, which the host never reads.
+    // The second product reads 64 of the 120 results of the first product, which the host never
+    // reads.
     let second = MatMul {
         m: 1,
         act: product.body.dst,
@@ -111,7 +113,7 @@ fn what_the_host_wrote_beside_results_survives() {
         session.cache.clean(memory.base, memory.bytes);
     }
     for turn in 1..4_u8 {
-        // In the lines of the first and the last result, and in those next to them.
+        // In the lines of the first and last result, and in the neighbouring lines.
         let end = DST_OFFSET + product.dst_bytes();
         let before = [turn; DST_OFFSET];
         let after = [turn; 200];
@@ -194,8 +196,8 @@ fn a_result_is_read_together_with_bytes_of_the_host() {
     let a = load(&session, a, numbers);
     let b = load(&session, b, numbers);
     load(&session, c, numbers);
-    // Bytes 1000 to 1499 of b are a result when 700 to 2199 are read, which is whole lines of
-    // neither.
+    // Bytes 1000 to 1499 of b are written, then 700 to 2199 are read: both ranges begin and end
+    // inside lines.
     let commands = [
         copy(bytes(b_buffer, 1000, 500), bytes(a_buffer, 3, 500)),
         copy(bytes(c_buffer, 10, 1500), bytes(b_buffer, 700, 1500)),

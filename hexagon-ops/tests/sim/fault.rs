@@ -158,7 +158,7 @@ fn a_lost_process_fails_this_call_and_all_later_ones() {
         );
     }
     assert_eq!(close(&api, session.handle), code::ECONNRESET);
-    // The process is gone with its last handle; a new one can be started.
+    // The process ended with its last handle, so a new one can be started.
     let again = Session::new(&machine, 75);
     assert!(again.start().is_ok());
 }

@@ -19,7 +19,7 @@ use hexagon_ops::wire::{
 };
 
 pub const SLOTS: u32 = 16;
-/// Long enough for a debug build on a busy machine, short enough for a test.
+/// A time that is long enough for a debug build on a busy machine, and short enough for a test.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn start(options: Options) -> Machine {
@@ -28,7 +28,7 @@ pub fn start(options: Options) -> Machine {
 
 pub fn session_control<T>(api: &Api, request: u32, data: &mut T) -> c_int {
     let bytes = u32::try_from(size_of::<T>()).unwrap();
-    // SAFETY: the struct is as long as said.
+    // SAFETY: the struct has the size that is passed.
     unsafe { (api.remote_session_control)(request, std::ptr::from_mut(data).cast(), bytes) }
 }
 
@@ -54,7 +54,7 @@ pub fn capability(api: &Api, attribute_id: u32) -> (c_int, u32) {
     };
     let bytes = u32::try_from(size_of::<DspCapability>()).unwrap();
     let data = std::ptr::from_mut(&mut ask).cast();
-    // SAFETY: the struct is as long as said.
+    // SAFETY: the struct has the size that is passed.
     let code = unsafe { (api.remote_handle_control)(DSPRPC_GET_DSP_INFO, data, bytes) };
     (code, ask.capability)
 }
@@ -62,7 +62,7 @@ pub fn capability(api: &Api, attribute_id: u32) -> (c_int, u32) {
 pub fn open(api: &Api, uri: &str) -> Result<Handle, c_int> {
     let uri = CString::new(uri).unwrap();
     let mut handle = 0;
-    // SAFETY: a C string and a place for the handle.
+    // SAFETY: the URI is a C string, and the handle's address is valid.
     let code = unsafe { (api.remote_handle64_open)(uri.as_ptr(), &raw mut handle) };
     if code == 0 { Ok(handle) } else { Err(code) }
 }
@@ -92,7 +92,7 @@ pub fn invoke(api: &Api, handle: Handle, method: u32, input: &[u8], output: &mut
         u8::from(!input.is_empty()),
         u8::from(!output.is_empty()),
     );
-    // SAFETY: as many arguments as the scalars say, each a live buffer.
+    // SAFETY: the array has the number of arguments in the scalars, and each is a live buffer.
     unsafe { (api.remote_handle64_invoke)(handle, scalars.0, args.as_mut_ptr()) }
 }
 
@@ -130,7 +130,7 @@ pub fn alloc(api: &Api, bytes: usize) -> Option<Memory> {
     if base.is_null() {
         return None;
     }
-    // SAFETY: takes an address that it allocated.
+    // SAFETY: the allocator returned this address.
     let fd = unsafe { (api.rpcmem_to_fd)(base) };
     Some(Memory {
         base: base.cast(),
@@ -297,7 +297,7 @@ impl Session {
         Some(completion)
     }
 
-    /// Submits, has the ring served on this thread, and collects.
+    /// Submits commands, serves the ring on this thread, and collects the completion.
     pub fn run(&mut self, commands: &[Command]) -> Completion {
         self.submit(commands);
         assert_eq!(serve(&self.api, self.handle, 0), 0);

@@ -27,7 +27,7 @@ fn unsigned_modules_must_be_allowed_before_opening() {
     assert_eq!(open(&api, &skel_uri(75, Domain::Cdsp, 0)), refused);
     assert_eq!(allow_unsigned(&api, CDSP_DOMAIN_ID), 0);
     let handle = open(&api, &skel_uri(75, Domain::Cdsp, 0)).unwrap();
-    // Other sessions are other processes.
+    // Other sessions are separate processes.
     assert_eq!(open(&api, &skel_uri(75, Domain::Cdsp, 1)), refused);
     assert_eq!(allow_unsigned(&api, CDSP_DOMAIN_ID), 0);
     assert_eq!(allow_unsigned(&api, 2), code::EBADPARM);
@@ -114,7 +114,7 @@ fn requests_of_the_wrong_size_are_refused() {
     assert_eq!(session_control(&api, 999, &mut 0_u32), code::EUNSUPPORTED);
 }
 
-/// Asks the DSP to map; (status, detail).
+/// Requests that the DSP maps memory, and returns (status, detail).
 fn map(session: &mut Session, buffer: u32, memory: Memory, bytes: usize) -> (u32, u32) {
     let map = Map {
         buffer,
@@ -136,7 +136,7 @@ fn unmap(session: &mut Session, buffer: u32) -> u32 {
 #[test]
 fn the_address_space_is_a_budget() {
     for flags in [FASTRPC_MAP_FD_DELAYED, FASTRPC_MAP_FD] {
-        // The ring takes 8 KiB only when it is pinned, which it is not here.
+        // The ring would need 8 KiB if it were pinned, but it is not.
         let machine = start(Options {
             address_bytes: 3 << 20,
             ..Options::new(73)
@@ -171,7 +171,7 @@ fn the_address_space_is_a_budget() {
     }
 }
 
-/// As on mainline Linux, where a session's buffers have addresses of 32 bits.
+/// The test has the limits of mainline Linux, where a session's buffers have addresses of 32 bits.
 #[test]
 fn the_window_of_a_session_is_a_budget() {
     let machine = start(Options {
@@ -189,7 +189,7 @@ fn the_window_of_a_session_is_a_budget() {
     let announced = |domain, memory| announce(&session.api, domain, memory, delayed);
     assert_eq!(announced(CDSP_DOMAIN_ID, memories[0]), 0);
     assert_eq!(announced(CDSP_DOMAIN_ID, memories[1]), 0);
-    // The ring is there, too.
+    // The ring is mapped as well.
     assert_eq!(announced(CDSP_DOMAIN_ID, memories[2]), code::EFAILED);
     assert_eq!(announced(second.id(), memories[2]), 0);
     assert_eq!(retract(&session.api, CDSP_DOMAIN_ID, memories[0]), 0);
@@ -276,7 +276,8 @@ fn freed_memory_stays_as_long_as_the_dsp_has_it() {
 
 /// Returns memory whose descriptor has this number.
 fn alloc_as(session: &Session, number: c_int, bytes: usize) -> Option<Memory> {
-    // Other tests of this process may take the number before.
+    // Another test of this process may take the descriptor's number first, so several attempts are
+    // made.
     (0..8)
         .filter_map(|_| alloc(&session.api, bytes))
         .find(|memory| memory.fd == number)
@@ -295,7 +296,7 @@ fn a_number_that_is_used_again_has_the_memory_that_stayed_mapped() {
     };
     let delayed = FASTRPC_MAP_FD_DELAYED;
     assert_eq!(announce(&session.api, CDSP_DOMAIN_ID, second, delayed), 0);
-    // It is the first one, which is shorter.
+    // The number still names the first memory, which is shorter.
     let refused = (STATUS_MAP_FAILED, MAP_REFUSED);
     assert_eq!(map(&mut session, 0, second, 8192), refused);
     assert_eq!(map(&mut session, 0, second, 4096).0, STATUS_OK);
@@ -313,12 +314,12 @@ fn a_mapping_goes_with_the_call_in_which_the_dsp_unmapped_it() {
     assert_eq!(unmap(&mut session, buffer), STATUS_OK);
     let refused = (STATUS_MAP_FAILED, MAP_REFUSED);
     assert_eq!(map(&mut session, buffer, memory, 4096), refused);
-    // The library has its number in a list, for good.
+    // The library never removes the number from its list.
     let gone = code::EUNSUPPORTED;
     assert_eq!(retract(&session.api, CDSP_DOMAIN_ID, memory), gone);
     let again = |memory| announce(&session.api, CDSP_DOMAIN_ID, memory, FASTRPC_MAP_FD_DELAYED);
     assert_eq!(again(memory), code::EALREADY);
-    // A duplicate has another number.
+    // A duplicate of the descriptor has another number.
     let file = std::fs::File::open(format!("/proc/self/fd/{}", memory.fd)).unwrap();
     let duplicate = Memory {
         fd: std::os::fd::AsRawFd::as_raw_fd(&file),

@@ -55,7 +55,7 @@ fn a_thread_serves_parks_and_is_woken() {
     let product = Product::new(&mut session, WeightType::Q4_0, 2, &mut numbers);
     product.load();
     let (api, handle, shared) = (session.api, session.handle, session.shared.clone());
-    // Very short, so that the race between parking and publishing is run many times.
+    // A very short idle time, so that the race between parking and publishing occurs often.
     let server = thread::spawn(move || {
         let mut calls = 0;
         loop {
@@ -64,7 +64,7 @@ fn a_thread_serves_parks_and_is_woken() {
             if shared.load(STATE) == STATE_CLOSED {
                 return calls;
             }
-            // As a host does: sleeps until something is published, here by looking.
+            // A real host sleeps until something is published; this one looks in a loop.
             shared.fence();
             thread::yield_now();
         }
@@ -82,7 +82,7 @@ fn a_thread_serves_parks_and_is_woken() {
     assert!(product.error() < NMSE);
 }
 
-/// As after a signal on the host, which ends the host's side of the first call only.
+/// The first call of the host was ended by a signal, and the DSP goes on with it.
 #[test]
 fn a_second_call_that_serves_returns_at_once() {
     let machine = start(Options::new(75));
@@ -130,7 +130,7 @@ fn closing_a_handle_does_not_touch_a_ring_that_is_unmapped() {
 /// Holders of VTCM that cannot lower their priority never learn that others wait for it.
 #[test]
 fn an_idle_session_without_priorities_gives_vtcm_back_at_once() {
-    // With priorities, the call takes the idle time that the host asks for.
+    // With priorities, the call respects the idle time that the host asks for.
     for (has_priorities, idle_us, takes_ms) in
         [(false, 8_000_000, 2..4000), (true, 40_000, 40..8000)]
     {
@@ -163,8 +163,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Neither session is ever idle for long enough to park: only the wish of the other one for VTCM
-/// makes its call return.
+/// Neither session is ever idle for long enough to park: its call returns only because the other
+/// one waits for VTCM.
 #[test]
 fn a_busy_session_gives_vtcm_to_one_that_waits() {
     let mut numbers = Numbers::default();
@@ -185,7 +185,7 @@ fn a_busy_session_gives_vtcm_to_one_that_waits() {
         is_over: &is_over,
     };
     thread::scope(|scope| {
-        // Dropped before the threads are joined, also by a failure.
+        // Declared so that it is dropped before the threads are joined, also after a failure.
         let _end = end;
         for session in &sessions {
             let (api, handle, is_over) = (session.api, session.handle, &is_over);
@@ -365,8 +365,8 @@ fn own(file: &str, key: &str) -> usize {
 
 /// Opens and closes sessions of two threads on four vector units, one after the other.
 fn open_and_close(count: usize) {
-    // Other tests run beside this one, with fewer threads and less memory than half or a third of
-    // the sessions would leave.
+    // Other tests run at the same time, but use fewer threads and less memory than a leak in a
+    // third of the sessions would.
     let status = "/proc/self/status";
     let (threads, size_kib) = (own(status, "Threads:"), own(status, "VmSize:"));
     let options = Options {

@@ -32,8 +32,7 @@ uint8_t *peer_vtcm;
 static uint32_t dma_packets;
 static uint64_t dma_bytes;
 
-// Packets of a call and a return, about as many as the instructions in whose
-// place the call is.
+// Packets for a call and its return: about as many as the instructions that the call replaces.
 enum { CALL_PACKETS = 2 };
 
 // Makes the copy of one descriptor, linear or of rows, as dma-queue.h writes
@@ -85,7 +84,7 @@ static size_t mapped(const T *t) {
   size_t bytes = element(t->type) + 4096;
   for (int i = 0; i < 4; i++)
     bytes += (t->ne[i] > 0 ? t->ne[i] - 1 : 0) * t->nb[i];
-  // A row of blocks is longer than its first block.
+  // A row of blocks is longer than its first block alone.
   return bytes + t->ne[0] * 4;
 }
 

@@ -31,7 +31,7 @@ static inline uint16_t hvxfp_uh(float f)
         return sign | (magnitude > 0x7f800000 ? 0x7e00 : 0x7c00);
     }
     if (magnitude < 0x38800000) {
-        /* The last bit of a subnormal f16 is the last bit of the sum. */
+        /* Adding 0.5 puts the last bit of a subnormal f16 at the last bit of the sum. */
         return sign | (hvxfp_us(hvxfp_sf(magnitude) + 0.5f) - 0x3f000000);
     }
     magnitude += 0xfff + ((magnitude >> 13) & 1);
@@ -48,7 +48,7 @@ static inline int32_t hvxfp_w(float f)
     return f != f || f >= 2147483648.f ? 0x7fffffff : f < -2147483648.f ? INT32_MIN : (int32_t)f;
 }
 
-/* What a register shows of a qfloat value in the strict mode: NaN as f32 and as f16. */
+/* What a register shows in place of a qfloat value in the strict mode: NaN, both as f32 and as f16. */
 static inline uint32_t hvxfp_mark(uint32_t serial)
 {
     return (0x7f80 | ((serial >> 7) & 0x7f)) << 16 | 0x7f80 | (serial & 0x7f);
@@ -60,8 +60,8 @@ static inline int hvxfp_register(CPUHexagonState *env, int operand, int half)
     return ((env->qfloat_registers >> (8 * operand)) & 31) ^ half;
 }
 
-/* Which of a register's last two qfloat values an operand (1 or 2) is, `half` of a pair, whose register shows `shown`;
- * -1 if it is none. */
+/* Which of a register's last two qfloat values operand 1 or 2 (`half` of a pair) is, if the register shows `shown`; -1 if it is
+ * neither. */
 static inline int hvxfp_age(CPUHexagonState *env, int operand, int half, const MMVector *shown)
 {
     int number = hvxfp_register(env, operand, half);
@@ -89,7 +89,7 @@ static inline const MMVector *hvxfp_in(CPUHexagonState *env, int operand, int ha
     return age < 0 ? &nan : &env->qfloat[hvxfp_register(env, operand, half)][age].value;
 }
 
-/* Keeps the qfloat result that has been written to `to`, `half` of a pair. */
+/* Stores the qfloat result that was written to `to`, `half` of a pair. */
 static inline void hvxfp_out(CPUHexagonState *env, int half, MMVector *to)
 {
     if (likely(!hvxfp_strict)) {
@@ -124,7 +124,7 @@ static inline int hvxfp_most(int size)
     return hvxfp_rules == 73 ? (size == 32 ? 128 : 16) : size == 32 ? 256 : 16;
 }
 
-/* The number next to `x` in the direction of `rest`, so that half a unit is no tie. */
+/* The neighbour of `x` in the direction of `rest`, so that half a unit is not a tie. */
 static inline double hvxfp_beside(double x, int rest)
 {
     uint64_t bits;
@@ -232,8 +232,8 @@ static inline uint16_t hvxfp_num_to_hf(HvxNum a)
     return hvxfp_uh((float)x);
 }
 
-/* The sum has the exponent of the operand with the larger one, after that operand is normalized, but no smaller one
- * than the other operand. From V79 on it is one less if signs differ. */
+/* The sum gets the exponent of the larger operand after normalizing it, but at least the other operand's exponent. On V79 and
+ * later it is one less if the signs differ. */
 static inline HvxNum hvxfp_add(HvxNum a, HvxNum b, int size)
 {
     HvxNum high = a.exponent > b.exponent ? a : b, low = a.exponent > b.exponent ? b : a;
@@ -263,7 +263,7 @@ static inline HvxNum hvxfp_abs(HvxNum a)
     return a.value < 0 ? hvxfp_negate(a) : a;
 }
 
-/* The number with its own exponent. */
+/* The number, normalized to its natural exponent. */
 static inline HvxNum hvxfp_normal(HvxNum a, int size)
 {
     if (a.value != 0 && __builtin_isfinite(a.value)) {
@@ -273,7 +273,7 @@ static inline HvxNum hvxfp_normal(HvxNum a, int size)
     return a;
 }
 
-/* The numbers of an operand, as hvxfp_in. */
+/* The numbers of an operand, found as in hvxfp_in. */
 static inline const HvxNum *hvxfp_num_in(CPUHexagonState *env, int operand, int half, const MMVector *shown)
 {
     static const HvxNum nan[64] = { [0 ... 63] = { __builtin_nan(""), 0, 0 } };
@@ -281,7 +281,7 @@ static inline const HvxNum *hvxfp_num_in(CPUHexagonState *env, int operand, int 
     return age < 0 ? nan : env->qfloat[hvxfp_register(env, operand, half)][age].num;
 }
 
-/* Keeps the numbers of a result. */
+/* Stores the numbers of a result. */
 static inline void hvxfp_num_out(CPUHexagonState *env, int half, MMVector *to, const HvxNum *num)
 {
     int number = (env->qfloat_registers & 31) ^ half;

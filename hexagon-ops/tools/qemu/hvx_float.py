@@ -3,16 +3,16 @@
 
 Usage: hvx_float.py SOURCE
 
-Encodings and slots are asked of LLVM (llvm-mc-22 and clang-22's hvx_hexagon_protos.h); the arithmetic is here. A qfloat
-value is held as the IEEE number next to it, rounded to nearest even.
+Encodings and slots come from LLVM (llvm-mc-22 and clang-22's hvx_hexagon_protos.h); the arithmetic is here. A qfloat value is
+held as the IEEE number next to it, rounded to nearest even.
 
-With HVX_QFLOAT=strict in its environment the emulator keeps each qfloat value outside the register file and leaves a
-mark in the register, a NaN. A qfloat operand is the value only if the register still has the mark that was written to
-this very register. So what a copy, a store, a spill or an integer operation makes of a qfloat value computes NaN.
+With HVX_QFLOAT=strict in its environment the emulator keeps each qfloat value outside the register file and leaves a mark in
+the register, a NaN. A qfloat operand is the value only if the register still has the mark that was written to this very
+register. So a copy, a store, a spill or an integer operation turns a qfloat value into NaN.
 
-With HVX_QFLOAT=v79 or v73 it does that, too, and keeps each value with its exponent: a sum that cancels is not shifted
-to the left, and a product of such a value is rounded where its exponent says. v79 is the format of V79 and V81, v73
-the one before. Bits of a NaN, and the sign of a zero, are not the hardware's.
+With HVX_QFLOAT=v79 or v73 it does that, too, and keeps each value with its exponent: a sum that cancels is not shifted to the
+left, and a product of such a value is rounded at the place that its exponent gives. v79 is the format of V79 and V81, v73 the
+one before. Bits of a NaN, and the sign of a zero, are not the hardware's.
 
 SOURCE: from V79 on "QFloat operands carry four extra precision bits that are silently dropped if the value passes through
 a spill slot or a non-HVX instruction", llvm/llvm-project#198902; identical to IEEE 754 when rounded, 80-N2040-61; exponents
@@ -81,7 +81,7 @@ def table():
     return [(tag, re.sub(r"\b([duvx]{1,2})\.", r"V\g<1>32.", syntax), op) for tag, syntax, op in out]
 
 
-# What computes an expression on qfloat values, and parses and converts lanes.
+# For each kind of instruction, how to compute an expression on qfloat values, and how to read and convert lanes.
 RULES = {
     "a + b": "hvxfp_add(a, b, {size})", "a - b": "hvxfp_add(a, hvxfp_negate(b), {size})",
     "a * b": "hvxfp_mul(a, b, {size})", "a": "hvxfp_normal(a, {size})", "-a": "hvxfp_negate(hvxfp_normal(a, {size}))",
@@ -235,7 +235,7 @@ def main():
         definitions.append(f'EXTINSN(V6_{tag}, "{syntax}", ATTRIBS(A_EXTENSION,{attributes}), "HVX floating point", {code})')
 
     path = target / "imported/mmvec/encode_ext.def"
-    # Bits that do not matter in the patterns of V66: V68 extends an opcode by bits 20 to 18, V81 one by bit 13.
+    # Bits that V66's patterns ignore: V68 uses bits 20 to 18 for an opcode, V81 uses bit 13.
     text = "\n".join(re.sub(r"0 ---(\d\d) PP", r"0 000\1 PP", line) if " 1 110 " in line else line
                      for line in path.read_text().split("\n"))
     path.write_text(re.sub(r"( 1 010 000 ----- PP) -", r"\1 0", text))

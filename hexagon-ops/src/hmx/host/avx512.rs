@@ -55,7 +55,7 @@ fn unpack(tile: &Tile) -> [[__m512; 2]; 32] {
     let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
     let mut rows = [[_mm512_setzero_ps(); 2]; 32];
-    // Loops, since closures would not be compiled for these vectors.
+    // Plain loops, because closures would not be compiled with this CPU feature.
     for (line, rows) in tile.0.iter().zip(rows.as_chunks_mut::<2>().0) {
         let halves: &[[__m256i; 2]; 2] = cast_ref(line);
         for (i, [low, high]) in halves.iter().enumerate() {
@@ -83,7 +83,7 @@ mod tests {
                 let halves: &mut [u16; 64] = bytemuck::cast_mut::<Line, _>(line);
                 for half in halves {
                     state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
-                    // Exponents from -11 to 0, both signs.
+                    // Exponents from -11 to 0, and both signs.
                     *half = (state >> 16) as u16 & 0xafff | 0x1000;
                 }
             }

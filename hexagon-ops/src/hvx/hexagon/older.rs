@@ -1,7 +1,7 @@
 //! Exact replacements of instructions that V68 and V69 lack, by integer operations.
 //!
-//! Conversions to floats normalize the magnitude by its leading zeros, and round what is cut off to
-//! nearest even. They do not go through qfloat, whose sums differ between chips in their last bits.
+//! Conversions to floats normalize the magnitude by its leading zeros, and round to nearest even.
+//! They do not go through qfloat, whose sums differ between chips in their last bits.
 //!
 //! SOURCE: the architecture of each instruction, LLVM 23's HexagonDepInstrInfo.td: `Vsf = Vw` and
 //! `Vhf = Vh` need V73, `Vuh = vmpy(Vuh,Vuh):>>16` needs V69. Not run on a device.
@@ -36,12 +36,12 @@ vector_ops! {
 pub fn f32_from_w(a: Vector) -> Vector {
     let magnitude = abs_w(a);
     let zeros = zeros_w(magnitude);
-    // Bit 31 is the first one now, except in 0.
+    // After the shift the highest set bit is bit 31, except for 0.
     let left = shl_w_each(magnitude, zeros);
     let mantissa = shr_w(left, 8);
     let half = add_w(splat_w(0x7f), and(mantissa, splat_w(1)));
     let carry = shr_w(add_w(and(left, splat_w(0xff)), half), 8);
-    // The mantissa's first bit adds 1 to the exponent, whose bias is 127.
+    // The mantissa's leading 1 adds 1 to the exponent, whose bias is 127.
     let exponent = sub_w(splat_w((127 + 30) << 23), shl_w(zeros, 23));
     let exponent = and(exponent, shr_add_w(splat_w(0), left, 31));
     let sign = and(a, splat_w(i32::MIN));
@@ -88,7 +88,7 @@ pub fn f16_from_small_h(a: Vector) -> Vector {
 /// - `left`: the magnitude shifted left by `zeros`, so that bit 15 is set unless it is 0
 #[inline(always)]
 fn from_mantissa(a: Vector, zeros: Vector, left: Vector, mantissa: Vector) -> Vector {
-    // The mantissa's first bit adds 1 to the exponent, whose bias is 15.
+    // The mantissa's leading 1 adds 1 to the exponent, whose bias is 15.
     let exponent = sub_h(splat_h((15 + 14) << 10), shl_h(zeros, 10));
     let exponent = and(exponent, asr_h(left, 15));
     let sign = and(a, splat_h(0x8000));

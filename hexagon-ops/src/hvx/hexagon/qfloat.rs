@@ -55,8 +55,8 @@ pub fn spread_b(bytes: Vector, zero: u8) -> (Vector, Vector) {
     split(unsafe { arch::Q6_Wh_vsub_VubVub(bytes.0, super::splat_b(zero).0) })
 }
 
-/// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same
-/// `zero`: `Q6_Vhf_equals_Vh`, where there is one.
+/// Undoes [`spread_b`] for halfwords that it made with the same `zero`: returns the bytes less
+/// `zero` as f16, by `Q6_Vhf_equals_Vh`, where there is one.
 ///
 /// A qf16 difference of f16 would have the exponent of its operands, and a product with it too few
 /// bits.
@@ -195,7 +195,8 @@ impl Accumulator {
         Self(Vector(unsafe { arch::Q6_Vqf32_vadd_VsfVsf(zero, zero) }))
     }
 
-    /// Returns `value` in all lanes. `beside` is any vector of the same turn of a loop.
+    /// Returns `value` in all lanes. `beside` is any vector that is computed in the same iteration
+    /// of a loop.
     ///
     /// Without `beside` the compiler would compute the qf32 before the loop, and store it where
     /// registers are short.

@@ -18,7 +18,7 @@ pub fn f32_from_w(a: Vector) -> Vector {
     lanes!(i32, 32; a => (a as f32).to_bits().cast_signed())
 }
 
-/// As [`f32_from_w`], for magnitudes of at most 2^24, whose conversion takes less on V68 and V69.
+/// As [`f32_from_w`], for magnitudes of at most 2^24, whose conversion is faster on V68 and V69.
 #[must_use]
 #[inline(always)]
 pub fn f32_from_small_w(a: Vector) -> Vector {
@@ -82,8 +82,8 @@ pub fn spread_b(bytes: Vector, _zero: u8) -> (Vector, Vector) {
     interleave_b(bytes, splat_b(crate::hvx::SPREAD_EXPONENT))
 }
 
-/// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same
-/// `zero`: [`sub_f16`].
+/// Undoes [`spread_b`] for halfwords that it made with the same `zero`: returns the bytes less
+/// `zero` as f16, by [`sub_f16`].
 #[must_use]
 #[inline(always)]
 pub fn f16_from_spread(halves: Vector, zero: u8) -> Vector {
@@ -106,12 +106,13 @@ pub fn sub_f16(a: Vector, b: Vector) -> Vector {
     portable(a, b)
 }
 
-/// Returns the larger lanes of f16: `Q6_Vhf_vmax_VhfVhf`. Neither may be NaN; which zero is larger
+/// Returns the larger lanes of f16: `Q6_Vhf_vmax_VhfVhf`. NaN is not allowed; which zero is larger
 /// is not defined.
 #[must_use]
 #[inline(always)]
 pub fn max_f16(a: Vector, b: Vector) -> Vector {
-    // Signed numbers in the order of f16: the magnitudes of negative ones are reversed.
+    // Maps f16 bits to signed integers in the same order: negative numbers have their magnitudes
+    // reversed.
     lanes!(i16, 64; a, b => {
         let order = |x: i16| x ^ ((x >> 15) & 0x7fff);
         if order(a) > order(b) { a } else { b }
@@ -234,22 +235,22 @@ pub fn fold_f32<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
     cast(out)
 }
 
-/// Returns the larger lanes of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
+/// Returns the larger lanes of f32: `Q6_Vsf_vmax_VsfVsf`. NaN is not allowed.
 #[must_use]
 #[inline(always)]
 pub fn max_f32(a: Vector, b: Vector) -> Vector {
     lanes!(f32, 32; a, b => if a > b { a } else { b })
 }
 
-/// Returns the smaller lanes of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
+/// Returns the smaller lanes of f32: `Q6_Vsf_vmin_VsfVsf`. NaN is not allowed.
 #[must_use]
 #[inline(always)]
 pub fn min_f32(a: Vector, b: Vector) -> Vector {
     lanes!(f32, 32; a, b => if a < b { a } else { b })
 }
 
-/// Returns `x` where `a > b` as f32, else `y`: integer operations on the device. Neither `a` nor
-/// `b` may be NaN.
+/// Returns `x` where `a > b` as f32, else `y`: integer operations on the device. `a` and `b` may
+/// not be NaN.
 #[must_use]
 #[inline(always)]
 pub fn select_gt_f32(a: Vector, b: Vector, x: Vector, y: Vector) -> Vector {

@@ -72,7 +72,7 @@ fn scales_and_mins(bytes: &ScaleBytes) -> [[u32; SUPER_TILES]; 2] {
 #[inline(always)]
 fn six_bits([scales, mins]: [[u32; SUPER_TILES]; 2]) -> ScaleBytes {
     let mut bytes = [0; 12];
-    // CAST: fields of six bits, put together to eight.
+    // CAST: fields of six bits, put together to eight bits.
     let byte = |value: u32| value.to_le_bytes()[0];
     for j in 0..4 {
         bytes[j] = byte(scales[j] | (scales[4 + j] >> 4) << 6);
@@ -100,7 +100,7 @@ fn scale_words(header: u32, bytes: &ScaleBytes) -> [u32; 4] {
     words
 }
 
-/// Returns what [`scale_words`] was given.
+/// Returns the argument of [`scale_words`].
 #[inline(always)]
 fn scale_bytes(words: &[u32; 4]) -> (u32, ScaleBytes) {
     let (mut s, mut m) = ([0; SUPER_TILES], [0; SUPER_TILES]);

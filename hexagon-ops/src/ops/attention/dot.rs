@@ -58,7 +58,7 @@ impl Plan {
         let rows = MAX_ROWS.min(job.group * queries);
         let passes = job.kv_heads * (job.group * queries).div_ceil(rows);
         let most = job.positions.div_ceil(MIN_POSITIONS);
-        // Twice as many passes as threads balance the differences that masks make.
+        // Masks make passes differ in length; twice as many passes as threads balances that.
         let tasks = if threads == 1 {
             1
         } else {
@@ -140,7 +140,7 @@ pub(super) fn batch(
     let results = arena.lines("results of attention", n_passes * pass_lines)?;
     let scratch_lines = plan.scratch_lines(job);
     let scratch = arena.lines("rows of attention", plan.tasks * scratch_lines)?;
-    // Parts consist of whole blocks, so that no block belongs to two parts.
+    // Parts consist of whole blocks, so no block is divided between two parts.
     let part = match plan.splits {
         1 => job.positions,
         splits => job.positions.div_ceil(splits),
@@ -263,7 +263,7 @@ impl Pass<'_> {
             if !is_visible {
                 continue;
             }
-            // A bit for each position.
+            // Bit i is set if position i has a value that needs the exact path.
             let mut exceptions = 0;
             let keys = &mut elems[..LANES * job.dk];
             let n0 = job.src.k.shape.ne[0];
@@ -318,7 +318,7 @@ struct Begin<'a> {
     stream: usize,
     /// Query and head of each row.
     places: &'a [[usize; 2]],
-    /// Replaces what is not finite by zeros.
+    /// `true` if values that are not finite are replaced by zeros.
     clear: bool,
     q: &'a mut [Line],
     results: &'a mut [Line],
@@ -447,8 +447,8 @@ impl hvx::Kernel for Values<'_> {
         {
             let weights: &[f32; LANES] = bytemuck::cast_ref(weights);
             for (i, sums) in result[..dv].chunks_mut(2).enumerate() {
-                // Made before the sums: its division is a call, which a sum would have to be stored
-                // for.
+                // The iterator is created before the sums: its division is a function call, which
+                // would force sums to be stored.
                 let values = weights.iter().zip(self.values.chunks_exact(dv));
                 match sums {
                     [first, second] => {
@@ -485,8 +485,8 @@ mod tests {
     use crate::ops::tensor::{Shape, Type, View};
     use crate::rt::Engine;
 
-    /// All rows of results together take 4 GiB and some lines, which a word of the DSP cannot
-    /// count: the plan takes fewer queries at a time.
+    /// All rows of results together have more than 4 GiB, which a word of the DSP cannot count, so
+    /// the plan processes fewer queries at a time.
     #[test]
     fn a_batch_fits_in_vtcm_however_many_rows_there_are() {
         let shape = |ne: [usize; 4]| Shape {
@@ -507,7 +507,7 @@ mod tests {
             vtcm: &mut vtcm,
             hmx: &mut hmx,
         };
-        // A row takes three lines.
+        // A row needs three lines.
         for queries in [(1 << 25) / 3, (1 << 25) / 3 + 64, 1 << 28] {
             let src = Sources {
                 q: View::described(shape([1, queries, 1, 1])),

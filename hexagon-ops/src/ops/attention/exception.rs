@@ -1,9 +1,9 @@
 //! Infinity and NaN among queries, keys and values.
 //!
-//! The vector units' maximum does not propagate NaN, the matrix unit takes infinity and NaN for
+//! The vector units' maximum does not propagate NaN, the matrix unit treats infinity and NaN as
 //! numbers, and a hidden position would spoil sums by 0 · NaN. So kernels that read keys and values
-//! only collect the largest magnitude. If that is not finite, elements that are not are replaced
-//! by zeros, and a row that sees one of their positions is *spoiled*: its result is NaN.
+//! only collect the largest magnitude. If that is not finite, infinite and NaN elements are
+//! replaced by zeros. A row that sees one of their positions is *spoiled*: its result is NaN.
 
 use crate::hvx::{self, Vector, max_f32, max_h, splat_f32, splat_h, splat_w};
 use crate::layout::{Line, TILE_DIM, Tile, f16_tile_offset};
@@ -22,7 +22,7 @@ pub(super) struct LargestF16<'a>(pub(super) &'a [Line]);
 impl hvx::Kernel for LargestF16<'_> {
     type Output = Option<f32>;
 
-    /// Returns `None` if it is not finite.
+    /// Returns the largest magnitude, or `None` if that is not finite.
     #[inline(always)]
     fn run(self) -> Option<f32> {
         let mut largest = splat_w(0);

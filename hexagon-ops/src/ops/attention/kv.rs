@@ -27,7 +27,7 @@ pub(super) struct CacheRows<'a> {
     pub(super) view: &'a View<'a>,
     /// Head and stream.
     pub(super) head: [usize; 2],
-    /// The positions; what is past the last one becomes zero.
+    /// The positions; elements after the last one become zero.
     pub(super) positions: Range<usize>,
 }
 
@@ -45,14 +45,14 @@ impl CacheRows<'_> {
         slab * SLAB..self.view.shape.ne[0].min((slab + 1) * SLAB)
     }
 
-    /// Returns 64 elements of each row, if they can be loaded as they are: whole lines of f16.
+    /// Returns 64 elements of each row, if they can be loaded directly, as whole lines of f16.
     #[inline(always)]
     fn lines(&self, slab: usize) -> Option<StridedVectors<'_>> {
         (self.slab(slab).len() == SLAB).then(|| self.vectors(slab))?
     }
 
     /// Returns a vector that starts with the elements of a slab for each row, if they can be loaded
-    /// as they are and have memory of the tensor after them.
+    /// directly, with memory of the tensor after them.
     #[inline(always)]
     fn vectors(&self, slab: usize) -> Option<StridedVectors<'_>> {
         let (view, [head, stream]) = (self.view, self.head);
@@ -85,7 +85,8 @@ impl CacheRows<'_> {
         hvx::load(&largest)
     }
 
-    /// Returns 32 rows of two blocks of Q8_0 each, if these are such.
+    /// Returns two blocks of each of 32 rows, or `None` if the rows are not Q8_0 or there are fewer
+    /// rows or blocks.
     #[inline(always)]
     fn two_blocks(&self, strip: &Range<usize>, elems: &Range<usize>) -> Option<ReadTwoBlocks<'_>> {
         let (view, [head, stream]) = (self.view, self.head);
@@ -101,8 +102,8 @@ impl CacheRows<'_> {
     }
 }
 
-/// Reads elements of the rows of a strip as f16, with zeros after them: a kernel of its own,
-/// because rows have many types.
+/// Reads elements of the rows of a strip as f16, with zeros after them: a separate kernel, because
+/// rows have many types.
 struct ReadHalves<'a> {
     rows: &'a CacheRows<'a>,
     strip: Range<usize>,
@@ -151,7 +152,7 @@ impl hvx::Kernel for PackKeys<'_> {
                 None => self.transpose_lines(lines, slab, tiles),
             };
             largest = max_h(largest, found);
-            // The remaining strips: those with fewer than 32 positions, and all if the rows have
+            // The other strips: those with fewer than 32 positions, or all strips if the rows have
             // another type.
             let rest = tiles.chunks_exact_mut(self.per_strip).enumerate();
             for (strip, tiles) in rest.skip(strips) {
@@ -165,8 +166,8 @@ impl hvx::Kernel for PackKeys<'_> {
 }
 
 impl PackKeys<'_> {
-    /// Packs a slab of at most 32 elements, of the strips that have 32 rows. Returns their largest
-    /// magnitudes, and their number; none if the rows cannot be loaded as they are.
+    /// Packs a slab of at most 32 elements, of all strips that have 32 rows. Returns the largest
+    /// magnitudes, and the number of strips, which is 0 if the rows cannot be loaded directly.
     #[inline(always)]
     fn transpose_halves(&self, slab: usize, tiles: &mut [Tile]) -> (Vector, usize) {
         let mut largest = splat_w(0);
@@ -280,7 +281,7 @@ fn transpose_square<const ALIGNED: bool>(
         }
         exchange::<16, 2>(&mut v);
         exchange::<8, 1>(&mut v);
-        // Loads of the next rows and stores of these take turns; see `Fours::load`.
+        // Loads of the next rows alternate with stores of these; `Fours::load` has the reason.
         let [a, b, c, d] = v;
         v[0] = rows.load::<0>();
         hvx::store(first, a);
@@ -394,7 +395,7 @@ impl hvx::Kernel for PackValues<'_> {
             Some(lines) => interleave_lines(Some(lines), even, odd),
             None => interleave_lines(lines, even, odd),
         };
-        // The remaining strips: those with fewer than 32 positions, and all if the rows have
+        // The other strips: those with fewer than 32 positions, or all strips if the rows have
         // another type.
         let rest = even.iter_mut().zip(odd).enumerate();
         let mut lines = hvx::zeros::<TILE_DIM>();
@@ -450,7 +451,7 @@ fn interleave_square<const ALIGNED: bool>(
     for (even, odd) in even.zip(odd.0.as_chunks_mut::<2>().0) {
         rows.advance();
         let [a, b, c, d] = v;
-        // As in `transpose_square`.
+        // Loads and stores alternate as in `transpose_square`.
         v[0] = rows.load::<0>();
         hvx::store(&mut even[0], hvx::interleave_even_h(a, b));
         v[1] = rows.load::<1>();

@@ -82,7 +82,7 @@ impl hvx::Kernel for Write<'_> {
             }
         }
         let total = add_f32(sink, all_lanes(sums, add_f32));
-        // A row without any visible position is zeros, even if there is a sink.
+        // The result of a row without any visible position is zero, even if there is a sink.
         let factor = if is_empty {
             splat_w(0)
         } else {

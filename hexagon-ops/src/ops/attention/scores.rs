@@ -1,8 +1,8 @@
 //! Masks, factors and caps of scores before they become weights.
 //!
-//! The matrix unit stores scores with their factor where they are certain to be in FP16's range. A
-//! mask that only hides positions, and hides none of many, then leaves most scores as they are:
-//! [`Hide`] changes the others. Other scores are computed in f32 by [`Adjust`].
+//! If scores are certain to be in FP16's range, the matrix unit stores them with their factor. A
+//! mask that only hides positions then leaves most scores unchanged, and [`Hide`] changes the
+//! others. All other scores are computed in f32 by [`Adjust`].
 //!
 //! Hidden positions have the lowest f16, and visible ones at least the next f16.
 
@@ -80,7 +80,7 @@ impl BlockMask<'_> {
     }
 }
 
-/// Hides what a mask that only hides has, and what is past the last position.
+/// Hides positions that a mask hides, and positions after the last one. The mask does nothing else.
 pub(super) struct Hide<'a> {
     pub(super) job: &'a Job<'a>,
     pub(super) rows: RowTile,
@@ -114,14 +114,14 @@ impl Hide<'_> {
         let start = self.positions.start + chunk * HALVES;
         let past = past_end(self.positions.end.saturating_sub(start));
         let (group, rows) = (self.job.group, self.rows);
-        // Bits of the positions that a query does not see.
+        // All bits of a position are set if the query does not see it.
         let hidden = |query: usize| {
             let Some(mask) = self.mask else { return past };
             let offset = mask.offset(query, rows.stream, start);
             let row = (mask.view.strided::<1>(offset, 1)).and_then(|mut row| row.next());
             or(past, hvx::asr_h(row.map_or(past, |[row]| row), 15))
         };
-        // Rows of a query follow each other; `left` of them are still to come.
+        // Rows of the same query follow each other; `left` of them are still to come.
         let mut query = rows.first_query + rows.first_row / group;
         let mut left = group - rows.first_row % group;
         let mut known = [usize::MAX; 2];
@@ -130,7 +130,7 @@ impl Hide<'_> {
         for (pair, (low, high)) in lines.take(rows.n_rows.div_ceil(2)).enumerate() {
             let mut queries = [query; 2];
             for (i, place) in queries.iter_mut().enumerate() {
-                // A row that does not exist has the positions of the one before it.
+                // A missing row of the last pair uses the query of the row before it.
                 if 2 * pair + i < rows.n_rows {
                     *place = query;
                 }
@@ -164,8 +164,7 @@ struct Term {
 }
 
 impl Term {
-    /// Returns the terms of 64 positions, of which those are hidden that have bits in `even` and
-    /// `odd`.
+    /// Returns the terms of 64 positions. Positions with bits in `even` and `odd` are hidden.
     #[inline(always)]
     fn of_rows(even: Vector, odd: Vector) -> [Self; 2] {
         let (low, high) = interleave_w(
@@ -216,7 +215,7 @@ pub(super) struct Adjust<'a> {
     pub(super) job: &'a Job<'a>,
     pub(super) rows: RowTile,
     pub(super) mask: Option<&'a BlockMask<'a>>,
-    /// Factor of what the unit stored, without that of its stores.
+    /// Factor of the stored scores, in addition to the factor of the unit's stores.
     pub(super) factor: f32,
     pub(super) positions: Range<usize>,
     /// A tile for each 32 positions.
@@ -348,8 +347,8 @@ impl hvx::Kernel for Cap<'_> {
 fn limited_sum(scores: &Line, term: &Line) -> Vector {
     let term = hvx::load(term);
     let x = add_f32(hvx::load(scores), term);
-    // Addends of visible positions are above a tenth of `HIDDEN`, and become more than the lowest
-    // score.
+    // The addend of a visible position is above a tenth of `HIDDEN`, so its scaled value stays
+    // above the score of a hidden position.
     let scaled = mul_f32(term, splat_f32(HIDDEN_F16 / HIDDEN));
     let lowest = min_f32(scaled, splat_f32(LOWEST));
     min_f32(max_f32(x, lowest), splat_f32(-HIDDEN_F16))

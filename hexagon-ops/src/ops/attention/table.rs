@@ -7,7 +7,7 @@ use crate::ops::math;
 /// Lines of the table: an f16 for each magnitude.
 pub const TABLE_LINES: usize = (1 << 15) * 2 / LINE_BYTES;
 
-/// Tiles of VTCM that the table takes.
+/// Size of the table in tiles of VTCM.
 pub const TABLE_TILES: usize = TABLE_LINES * LINE_BYTES / F16_TILE_BYTES;
 
 /// `e^-x` for every f16 magnitude x, at the byte that is twice its bits: 64 KiB. Infinity and NaN
@@ -74,7 +74,7 @@ impl hvx::Kernel for Fill<'_> {
     #[inline(always)]
     fn run(self) {
         let mut bits = 0_u16;
-        // Infinity is the first entry that stays 0.
+        // All entries from infinity on stay 0.
         for line in self.0.iter_mut().take(0x7c00 * 2 / LINE_BYTES) {
             let mut magnitudes = Line::ZERO;
             for half in magnitudes.0.as_chunks_mut::<2>().0 {
@@ -102,7 +102,7 @@ mod tests {
         for _ in 0..2 {
             let copy = *table.resident(&mut place).unwrap();
             assert_eq!(&copy, table.lines());
-            // The copy is not made again while it is resident.
+            // While the copy is resident it is not made again, so this change must survive.
             place[0] = other;
             assert_eq!(table.resident(&mut place).unwrap()[0], other.0[0]);
             table.evict();
@@ -122,7 +122,7 @@ mod tests {
                 continue;
             }
             let want = (-x.to_f64()).exp();
-            // Half a unit in the last place, plus the error of f32 arithmetic near a tie.
+            // Half a unit in the last place, and the error of f32 arithmetic near a tie.
             let unit = (want / 1024.0).max(2_f64.powi(-24));
             assert!(
                 (have - want).abs() <= 0.501 * unit,

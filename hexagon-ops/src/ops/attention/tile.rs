@@ -10,7 +10,7 @@
 //!   pack queries                                  times the factor of the scores; a tile divided by a power of two
 //!   for each block of up to 1024 positions, while the next one is copied to VTCM (`copies`)
 //!     look at the mask                            for each tile of rows: the strips of positions that it sees
-//!     pack keys and values                        once for all rows; what is not finite becomes zero
+//!     pack keys and values                        once for all rows; NaN and infinity become zero
 //!     for each group of up to 8 tiles of 32 rows  those that see a position of the block; groups overlap (`group`)
 //!       matrix unit    scores[strips] = queries · keys
 //!       vector units   mask; new maximum; weight = exp(score - maximum)
@@ -31,8 +31,8 @@
 //!    exactly one of the scores and its weight is exactly 1.
 //! 4. **Range.** Where queries and keys are so small that no score can leave FP16's range, the unit
 //!    stores scores with their factor, and they need no further work (`Head::is_exact`). Otherwise
-//!    its stores multiply by 2^-5, and scores are completed in f32 ([`super::scores`]), as they are
-//!    with caps and with masks that do more than hide.
+//!    its stores multiply by 2^-5, and scores are completed in f32 ([`super::scores`]), which caps,
+//!    and masks that do more than hide, always require.
 //! 5. **Exponentials by table** ([`super::table`]). Differences to the maximum are never positive,
 //!    so an f16's magnitude indexes 32,768 entries in VTCM, and one gather instruction reads 64 of
 //!    them.
@@ -134,8 +134,8 @@ struct NextBlock {
     used: Option<Sight>,
 }
 
-/// The tiles of rows of a head. Each head has its own numbers in the same memory, which is long:
-/// clearing it for each head would take as long as half of a token's block.
+/// The tiles of rows of a head. All heads use the same memory, which is not cleared in between,
+/// because clearing would cost half as much as a block of a token.
 struct Tiles {
     queries: [QueryTile; MAX_ROW_TILES],
     /// Sights of the tiles for the current block, and for the next one if it was looked at.
@@ -247,7 +247,7 @@ impl Head<'_> {
             None => {
                 let exceptions = self.clear(&strips, memory);
                 self.spoil(positions, mask, &exceptions, tiles);
-                // The magnitudes of the others are not known.
+                // The exact magnitudes of the other values are unknown, so assume the largest.
                 Magnitudes {
                     key: f32::INFINITY,
                     value: f32::INFINITY,
@@ -276,7 +276,8 @@ impl Head<'_> {
         tile * TILE_DIM..self.rows.min((tile + 1) * TILE_DIM)
     }
 
-    /// Looks at the mask of a block for each tile of rows. Returns what any tile sees.
+    /// Examines the mask of a block for each tile of rows. Returns the positions that any tile
+    /// sees.
     fn look(
         &self,
         mask: Option<&BlockMask<'_>>,

@@ -31,12 +31,12 @@ pub(super) struct Weigh<'a> {
     pub(super) table: &'a [Line; TABLE_LINES],
     /// Scores, which become weights: a tile for each 32 positions.
     pub(super) scores: &'a mut [Tile],
-    /// For each pair of rows: f16 maxima, those of the two rows in turns.
+    /// For each pair of rows: the interleaved f16 maxima of the two rows.
     pub(super) maxima: &'a mut [Line],
     /// For each row: f32 sums in lanes.
     pub(super) sums: &'a mut [Line],
-    /// For each pair of rows, in turns: f16 factors of the earlier sums; not written for the first
-    /// positions.
+    /// For each pair of rows: the interleaved f16 factors of the earlier sums of both; not written
+    /// for the first positions.
     pub(super) scales: &'a mut [Line],
 }
 
@@ -54,7 +54,7 @@ impl hvx::Kernel for Weigh<'_> {
             0 => {}
             1 => self.pairs::<1>(rest),
             2 => self.pairs::<2>(rest),
-            // Lines past the last pair are there, and never used.
+            // There is memory for lines after the last pair, and their results are not used.
             _ => self.pairs::<4>(rest),
         }
     }
@@ -134,7 +134,7 @@ fn largest_of_pairs<const N: usize>(v: [Vector; N]) -> [Vector; N] {
     let mut out = v;
     match &mut out[..] {
         [a, b, c, d] => {
-            // Halves of two vectors in one, then quarters of four.
+            // Joins halves of two vectors in one, then quarters of four.
             let ab = join(hvx::swap_blocks::<16>(*a, *b));
             let cd = join(hvx::swap_blocks::<16>(*c, *d));
             let all = join(hvx::swap_blocks::<8>(ab, cd));
@@ -174,7 +174,8 @@ fn largest_of_eight(v: Vector) -> Vector {
 /// Looks up the exponentials of f16 that are zero or negative.
 #[inline(always)]
 fn gather(table: &[Line; TABLE_LINES], x: Vector, out: &mut Line) {
-    // The sign leaves the halfword, and twice the magnitude's bits remain.
+    // Doubling drops the sign bit and leaves twice the magnitude's bits, which is the byte offset
+    // in the table.
     hvx::gather_h(table, hvx::add_h(x, x), out);
 }
 
@@ -184,7 +185,7 @@ fn gather(table: &[Line; TABLE_LINES], x: Vector, out: &mut Line) {
 /// - `table`: in VTCM
 /// - `scores`: a tile for each 32 positions, in VTCM
 /// - `at`: which N lines of each tile, below 16 / N
-/// - `largest`: for each pair, maxima of the two rows in turns, not smaller than any score
+/// - `largest`: for each pair, the interleaved maxima of the two rows, not smaller than any score
 #[inline(always)]
 #[must_use]
 pub fn exponentials<const N: usize>(
@@ -196,7 +197,7 @@ pub fn exponentials<const N: usize>(
     let at = at % (F16_TILE_LINES / N);
     let mut sums = [(); N].map(|()| (Accumulator::zero(), Accumulator::zero()));
     let (fours, rest) = scores.as_chunks_mut::<STRIPS>();
-    // Four tiles are straight-line code, in which gathers and sums fill each other's packets.
+    // Four tiles at a time without a loop, so that gathers and sums share packets.
     for tiles in fours {
         look_up(table, tiles, at, &largest, &mut sums);
     }

@@ -80,7 +80,8 @@ impl Window {
         usize::try_from(at).ok().filter(|at| *at < self.source[dim])
     }
 
-    /// Writes what a tap reads at the positions of `run`; lanes outside the source stay.
+    /// Writes the elements that a tap reads at the positions of `run`; lanes outside the source are
+    /// unchanged.
     ///
     /// - `row`: from indices in height and depth to the source's row
     #[inline(always)]
@@ -100,7 +101,7 @@ impl Window {
         let lanes = &mut lanes[run.lane..run.lane + run.count];
         let steps_by_one = self.stride[0] == 1;
         if let (true, Some(elems)) = (steps_by_one, source.floats(at)) {
-            // The first position inside the source, and how many follow.
+            // The first position that is inside the source, and how many others follow.
             let inside = (0..lanes.len()).find_map(|i| Some((i, self.index(0, x + i, tap[0])?)));
             if let Some((first, index)) = inside {
                 let from = elems.get(index..).unwrap_or_default();

@@ -91,7 +91,7 @@ pub enum Unary {
         alpha_p: f32,
         /// β, the factor of the linear part.
         beta: f32,
-        /// ε, the most that the exponential is taken of.
+        /// ε, the largest argument of the exponential.
         eps: f32,
     },
     /// [`math::ln`].
@@ -157,7 +157,7 @@ macro_rules! each {
 
 /// Does the same as `each!`, with a copy of the code for `$n` whole vectors at a time: for
 /// functions that are short or common. All of them are loaded before the first is stored, so that
-/// loads, arithmetic and stores of different vectors run beside each other.
+/// loads, arithmetic and stores of different vectors share packets.
 macro_rules! each_group {
     ($n:expr; $streams:ident; $($x:ident),+ => $f:expr) => {{
         for mut group in $streams.groups::<{ $n }, false>() {
@@ -175,8 +175,8 @@ macro_rules! each_group {
 }
 
 /// Does the same as `each_group!`, for functions of few instructions: operands that start with a
-/// line are loaded and stored as lines, of which a packet has one of each, and each result is
-/// stored beside the loads of the next one.
+/// line are loaded and stored as lines, one of each in a packet, and each result is stored in the
+/// packet that loads the next one.
 macro_rules! each_line {
     ($streams:ident; $($x:ident),+ => $f:expr) => {{
         for mut group in $streams.groups::<4, true>() {
@@ -194,10 +194,10 @@ macro_rules! each_line {
 }
 
 /// Vectors that a long function computes at a time. Its steps depend on each other, and those of
-/// other vectors fill the packets. With qfloat, more would take more registers than there are, and
-/// qfloat values are not stored.
+/// other vectors fill the packets. With qfloat, more vectors would need too many registers, and
+/// qfloat values must not be stored.
 pub(in crate::ops) const BESIDE: usize = if hvx::HAS_IEEE { 4 } else { 3 };
-/// The same for functions with two polynomials, or with many constants.
+/// Vectors for functions with two polynomials, or with many constants.
 const FEW: usize = if hvx::HAS_IEEE { 4 } else { 2 };
 
 /// Returns the whole lines at the start of elements that start with one.
@@ -241,7 +241,7 @@ fn hard_sigmoid(x: Vector) -> Vector {
 }
 
 impl Function {
-    /// Returns about as many packets as 32 elements take.
+    /// Returns the approximate number of packets for 32 elements.
     pub(super) fn packets(self) -> usize {
         use Unary::{Abs, Clamp, LeakyRelu, Neg, Relu, Scale, Sgn, Sqr, Step};
         match self {
@@ -355,8 +355,7 @@ impl Glu {
     #[inline(always)]
     fn map(self, mut s: Streams<'_, 2>) {
         match self {
-            // With qfloat, four would take more registers than there are, and qfloat values are not
-            // stored.
+            // Four at a time need too many registers with qfloat, whose values must not be stored.
             Self::Swiglu if hvx::HAS_IEEE => {
                 each_group!(4; s; x, y => mul_f32(math::silu(x), y));
             }

@@ -9,7 +9,7 @@ use crate::hvx::{
 /// ln 2 in a part of 15 bits, whose products with exponents are exact, and the rest.
 const LN_2: [f32; 2] = [0.693_145_75, 1.428_606_8e-6];
 
-/// Returns `ln(1 + f)` for f from the root of 1/2 to that of 2, less 1.
+/// Returns `ln(1 + f)` for `1 + f` between the square roots of 1/2 and 2.
 #[inline(always)]
 fn ln_fraction(f: Vector) -> Vector {
     let wide = Accumulator::from_f32(f);
@@ -40,7 +40,7 @@ fn ln_fraction(f: Vector) -> Vector {
 #[inline(always)]
 pub fn ln(x: Vector) -> Vector {
     let root = splat_f32(core::f32::consts::FRAC_1_SQRT_2);
-    // The exponent that leaves a fraction of at least the root of 1/2.
+    // n is the exponent for which the fraction is at least the root of 1/2.
     let n = hvx::shr_add_w(splat_w(0), sub_w(x, root), 23);
     let fraction = sub_w(x, shl_w(n, 23));
     let n = hvx::f32_from_w(n);

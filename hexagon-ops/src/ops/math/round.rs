@@ -37,7 +37,8 @@ pub fn floor(x: Vector) -> Vector {
 pub fn round(x: Vector) -> Vector {
     let magnitude = abs(x);
     let cut = floor_magnitude(magnitude);
-    // The difference is exact. 0.49999997 is the largest number below a half.
+    // The difference is exact, which adding a half would not be: 0.49999997 is the largest number
+    // below a half.
     let is_up = sub_f32(magnitude, cut);
     let addend = select_gt_f32(is_up, splat_f32(0.499_999_97), splat_f32(1.0), splat_w(0));
     with_sign(add_f32(cut, addend), x)

@@ -4,15 +4,15 @@
 //! results are multiplied by it. Both are exact, and neither large nor tiny activations leave
 //! FP16's range in the matrix unit.
 //!
-//! The matrix unit takes only finite numbers, so a row with NaN or infinity passes through it as
-//! zeros. Its factor is NaN, which makes its results NaN and leaves other rows alone.
+//! The matrix unit computes only with finite numbers, so a row with NaN or infinity passes through
+//! it as zeros. Its factor is NaN, which makes its results NaN and leaves other rows alone.
 
 use crate::hvx::{self, Vector};
 use crate::layout::{Line, TILE_DIM, Tile};
 use crate::ops::rows::all_lanes;
 use crate::rt::cache;
 
-/// Fewest bytes of a row that are worth an instruction to bring the next one.
+/// Fewest bytes of a row that are worth an instruction to fetch the next one.
 const FETCH_BYTES: usize = 2048;
 
 /// Difference between the exponent biases of f32 and f16.
@@ -51,7 +51,7 @@ impl RowFactors {
     }
 }
 
-/// Returns the f16 bits of a power of two, 0 if it is no normal f16.
+/// Returns the f16 bits of a power of two, 0 if it is not a normal f16.
 fn f16_bits(factor: f32) -> u32 {
     let exponent = (factor.to_bits() >> 23).wrapping_sub(BIAS_DIFFERENCE);
     if (1..=30).contains(&exponent) {
@@ -62,7 +62,7 @@ fn f16_bits(factor: f32) -> u32 {
 }
 
 /// Returns the power of two at or below the largest magnitude in `row`, NaN if an element is not
-/// finite; and what the row is multiplied by, its inverse.
+/// finite; and its inverse, with which the row is multiplied.
 #[inline(always)]
 fn factor_of(row: &[f32]) -> [f32; 2] {
     let magnitude_bits = hvx::splat_w(0x7fff_ffff);
@@ -70,7 +70,7 @@ fn factor_of(row: &[f32]) -> [f32; 2] {
     let (fours, last) = whole.as_chunks::<4>();
     let mut largest = [hvx::splat_w(0); 4];
     for four in fours {
-        // The bits of magnitudes are ordered as the magnitudes are.
+        // Magnitudes compare like their bits, so the integer maximum is theirs.
         for (largest, elems) in largest.iter_mut().zip(four) {
             let magnitude = hvx::and(hvx::load_f32(elems), magnitude_bits);
             *largest = hvx::max_w(*largest, magnitude);
@@ -94,8 +94,7 @@ fn factor_of(row: &[f32]) -> [f32; 2] {
     if bits == 0 {
         return [1.0; 2];
     }
-    // The exponent field alone, limited so that both the factor and its inverse are normal
-    // numbers.
+    // Only the exponent field, limited so that the factor and its inverse are normal numbers.
     let exponent = exponent.clamp(1, 253);
     [exponent << 23, (254 - exponent) << 23].map(f32::from_bits)
 }
@@ -116,14 +115,13 @@ fn scaled(row: &[f32], k: usize, inverse: Vector) -> Vector {
     hvx::mul_f32(hvx::load_f32(elems), inverse)
 }
 
-/// Returns the f16 of 32 elements of two rows, in turns, times the rows' inverses.
+/// Returns the interleaved f16 of 32 elements of two rows, times the rows' inverses.
 #[inline(always)]
 fn narrow_scaled(even: &[f32; TILE_DIM], odd: &[f32; TILE_DIM], inverses: [Vector; 2]) -> Vector {
     hvx::mul_narrow_f32([hvx::load_f32(even), hvx::load_f32(odd)], inverses)
 }
 
-/// Packs up to 32 rows into tiles. Brings each pair of rows towards the processor while it packs
-/// the pair before.
+/// Packs up to 32 rows into tiles. Prefetches each pair of rows while it packs the pair before.
 ///
 /// - `row(i)`: row i of these, `None` past the last one
 /// - `tiles`: `ceil(K / 32)` tiles, all written; missing rows become zero
@@ -144,8 +142,8 @@ pub fn pack_rows<'a>(
     }
 }
 
-/// Brings two rows towards the processor: the first one only if the distance of the second does not
-/// fit in a fetch of both, because a second fetch would end the first.
+/// Prefetches two rows, or only the first one if the distance of the second does not fit in a fetch
+/// of both, because a second fetch would end the first.
 fn fetch_pair([first, second]: [&[f32]; 2]) {
     let bytes = size_of_val(first);
     if bytes < FETCH_BYTES {
@@ -185,8 +183,8 @@ impl hvx::Kernel for PackTwo<'_> {
         let (evens, last_even) = whole_even[..both].as_chunks::<4>();
         let (odds, last_odd) = whole_odd[..both].as_chunks::<4>();
         for ((tiles, even), odd) in fours.iter_mut().zip(evens).zip(odds) {
-            // All are loaded before the first is stored, because to the compiler a store may change
-            // what is loaded next.
+            // Loads come before the first store, because the compiler must assume that a store
+            // changes the memory that is loaded next.
             let mut halves = [hvx::splat_w(0); 4];
             for i in 0..4 {
                 halves[i] = narrow_scaled(&even[i], &odd[i], inverses);
@@ -198,7 +196,7 @@ impl hvx::Kernel for PackTwo<'_> {
         for ((tile, even), odd) in last.iter_mut().zip(last_even).zip(last_odd) {
             hvx::store(&mut tile.0[line], narrow_scaled(even, odd, inverses));
         }
-        // The last columns, and rows beside one that is missing.
+        // The last columns, and rows whose neighbour is missing.
         for (kt, tile) in rest.iter_mut().enumerate() {
             let k = (both + kt) * TILE_DIM;
             let line = &mut tile.0[line];

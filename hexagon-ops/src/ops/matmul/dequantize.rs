@@ -4,7 +4,7 @@
 //! Input is a [`Panel`]: lines of quants, and lines of scales (Q4_1: also of minima). Output is one
 //! FP16 tile of 32 (K) × 32 (N) for each tile of quants. A line of an FP16 tile holds two rows of
 //! K: halfwords 2n and 2n + 1 are rows k and k + 1 of column n. The quants were packed so that this
-//! order comes out by itself ([`crate::layout`]):
+//! order results without a shuffle ([`crate::layout`]):
 //!
 //! ```text
 //! for each run: the 2 (MXFP4: 4) tiles that share a line of scales
@@ -36,7 +36,7 @@
 //!    nibbles are moved by a multiplication, and with qfloat Q4_1 and Q4Tile use two lookups of
 //!    bytes ([`hvx::lookup32_of`]), which do without that unit.
 //! 7. **Some parts are looked up ahead** of the one that is scaled, across tiles. Otherwise a tile
-//!    would begin with lookups and end with stores, each with nothing beside them.
+//!    would begin with lookups and end with stores, with nothing else in their packets.
 //! 8. **Groups of 2 × 16 look up their scales too** (`grouped`): one scale serves half an FP16
 //!    line, and a lookup spreads four scales over two lines.
 //!
@@ -89,7 +89,7 @@ const fn ahead(ieee: usize, qfloat: usize) -> usize {
     }
 }
 
-/// The f16 numbers of a part, before its scale; or what they are made of.
+/// The f16 numbers of a part, before its scale; or the values from which they are computed.
 type Numbers = (Vector, Vector);
 
 /// The dequantizer of one weight type, with `L` lines of quants a tile and `T` tiles a line of
@@ -207,7 +207,7 @@ fn dequantize_tiles<D: Dequantizer<L, T>, const L: usize, const T: usize>(
     let mut parts = PartsAhead::new(dequantizer, first);
     let all = groups.iter().zip(scales).zip(mins).zip(out_groups);
     for (g, (((group, scale), min), out)) in all.enumerate() {
-        // The parts ahead of the last group are not used.
+        // Parts are loaded ahead; after the last group these loads are not used.
         let after = groups.get(g + 1).unwrap_or(group);
         let (scale, min) = (hvx::load(scale), hvx::load(min));
         for i in 0..T {
@@ -234,7 +234,7 @@ fn dequantize_tiles<D: Dequantizer<L, T>, const L: usize, const T: usize>(
 /// Dequantizes tiles, as many as a multiple of 4, whose lines of scales have two tiles each. Not
 /// inlined on the device, as [`dequantize_tiles`].
 ///
-/// Lines are loaded, and stored, in the order that takes the fewest packets.
+/// Lines are loaded, and stored, in the order that needs the fewest packets.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
 fn dequantize_fours<D: Dequantizer<L, 2>, const L: usize>(
@@ -256,7 +256,7 @@ fn dequantize_fours<D: Dequantizer<L, 2>, const L: usize>(
     let all = groups.iter().zip(lines).zip(out.as_chunks_mut::<4>().0);
     let mut parts = PartsAhead::new(dequantizer, first);
     for (g, ((group, (scales, mins)), out)) in all.enumerate() {
-        // The parts ahead of the last group are not used.
+        // Parts are loaded ahead; after the last group these loads are not used.
         let after = groups.get((g + 1).min(groups.len() - 1)).unwrap_or(group);
         let lines = [
             (hvx::load(&scales[0]), hvx::load(&mins[0])),
@@ -271,7 +271,7 @@ fn dequantize_fours<D: Dequantizer<L, 2>, const L: usize>(
                 parts.finish_tile::<_, _, _, true>(dequantizer, scales, tiles, &mut out[i]);
             }
         };
-        // The compiler would not unroll a loop.
+        // Written out, because the compiler would not unroll a loop.
         two_tiles(0);
         two_tiles(1);
     }
@@ -280,7 +280,7 @@ fn dequantize_fours<D: Dequantizer<L, 2>, const L: usize>(
 /// The numbers of the next parts, as many as the dequantizer looks up ahead.
 ///
 /// Lines are not kept, but loaded again: LLVM 23's vector combiner for Hexagon leaves out a load if
-/// only the next turn of the loop uses the line.
+/// only the next iteration of the loop uses the line.
 struct PartsAhead([Numbers; MOST_AHEAD]);
 
 impl PartsAhead {
@@ -298,7 +298,8 @@ impl PartsAhead {
         Self(parts)
     }
 
-    /// Adds the numbers of a part, and returns those of the part that is the next one.
+    /// Appends the numbers that were just looked up, and returns the oldest ones, which belong to
+    /// the next part.
     #[inline(always)]
     fn exchange<D: Dequantizer<L, T>, const L: usize, const T: usize>(
         &mut self,

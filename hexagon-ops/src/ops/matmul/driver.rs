@@ -12,7 +12,7 @@ use crate::rt::Engine;
 /// The units that a driver uses.
 #[derive(Debug)]
 pub struct Machine<'a> {
-    /// Threads, and copies beside them.
+    /// Threads, and copies that run at the same time.
     pub engine: &'a Engine,
     /// The whole VTCM that was acquired.
     pub vtcm: &'a mut [Tile],
@@ -123,14 +123,14 @@ pub struct Prepared {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Dots {
-    /// None.
+    /// No products.
     #[default]
     None = 0,
-    /// Those of one row, with activations of 8 bits.
+    /// Products of one row, with activations of 8 bits.
     OneRow = 1,
-    /// Those of one or two rows, with activations of 8 bits.
+    /// Products of one or two rows, with activations of 8 bits.
     TwoRows = 2,
-    /// Those of one row, with activations of 16 bits: 8 bits, and 8 for what these leave.
+    /// Products of one row, with activations of 16 bits: 8 bits, and 8 for the remainder.
     TwoDigits = 3,
 }
 
@@ -188,7 +188,7 @@ impl<'a> MatMul<'a> {
     /// Computes the product, and returns the activations that remain in VTCM for a following
     /// product.
     ///
-    /// - `prepared`: what an earlier product with the same activations returned, if VTCM has not
+    /// - `prepared`: the result of an earlier product with the same activations, if VTCM has not
     ///   been used since
     ///
     /// # Errors

@@ -27,8 +27,7 @@ pub enum Combine {
     Reglu,
 }
 
-/// Rows that go through a gate together. With qfloat, four would take more registers than there
-/// are.
+/// Rows that go through a gate together. With qfloat, four rows would need too many registers.
 pub(super) const GATE_ROWS: usize = if hvx::HAS_IEEE { 4 } else { 2 };
 
 /// Returns `f` of each of `x`, times the same one of `y`.
@@ -105,7 +104,7 @@ impl<'a> Epilogue<'a> {
                 some => some,
             },
         };
-        // A function for each gate, whose loop has one kind of instructions.
+        // A separate function for each gate, so that each loop has instructions of one kind.
         macro_rules! by {
             ($($f:path),+) => {
                 match self.f {
@@ -127,8 +126,8 @@ impl<'a> Epilogue<'a> {
         )
     }
 
-    /// Returns the function with part of a row as the other operand; `None` for the values that the
-    /// results' places hold before.
+    /// Returns the function with part of a row as the other operand. With `None` the operand is the
+    /// values that the memory of the results has before.
     #[inline(always)]
     pub(super) fn finish<'b>(self, other: Option<&'b [f32]>) -> Finish<'b> {
         Finish {
@@ -150,7 +149,8 @@ impl<'a> Epilogue<'a> {
 pub(super) struct Finish<'a> {
     /// `None` if the results are written unchanged.
     f: Option<(Combine, bool)>,
-    /// As many elements as the part has. `None`: the values that `out` holds before.
+    /// The other operand, one element for each result. With `None` it is the values that `out` has
+    /// before.
     other: Option<&'a [f32]>,
 }
 
@@ -191,7 +191,7 @@ impl Finish<'_> {
     }
 }
 
-/// Writes results combined with `other`, or with the values of `out` if there is no `other`.
+/// Writes results combined with `other`, or with the values of `out` without `other`.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 fn with_other(
     f: (Combine, bool),

@@ -11,7 +11,7 @@
 //! for each chunk of M that fits in VTCM               GemmPlan: all of M if possible
 //!   pack the chunk: f32 rows -> act tiles             tasks of 32 rows
 //!   for each step t in 0 .. n_groups + 3
-//!     copy        group t       DDR -> raw panels     one DMA transfer beside the tasks
+//!     copy        group t       DDR -> raw panels     one DMA transfer during the tasks
 //!     dequantize  group t - 1   raw -> weight tiles   tasks of whole or partial panels
 //!     multiply    group t - 2   on the matrix unit's thread:
 //!       for each strip of the group, for each tile of 32 rows of the chunk
@@ -23,13 +23,14 @@
 //!
 //! 1. There is no synchronization but the end of a step: every kind of buffer exists twice, one
 //!    stage fills one of the two while the next stage reads the other, and they swap after the
-//!    step. The borrows of a step prove that no task writes what another one reads.
+//!    step. The borrows of a step prove that no task writes memory that another task reads.
 //! 2. All weights pass through VTCM once per chunk, and dequantizing them costs the same for 1 row
 //!    as for a full chunk. So the plan prefers a chunk that covers all of M over a longer group,
 //!    and cuts M into chunks of equal size if it has to.
 //! 3. Only one thread at a time may hold the matrix unit. Multiplying is therefore not a task but
-//!    the step's part for the unit ([`MatrixPart`]); the tasks fill the threads beside it. Without
-//!    a unit it is a step before this one, whose tasks each compute some of the result tiles.
+//!    the step's part for the unit ([`MatrixPart`]); the tasks occupy the other threads. Without a
+//!    unit, the products are a separate step before this one, whose tasks each compute some of the
+//!    result tiles.
 //! 4. The scale block, the row factors and the activations come first in VTCM. Their addresses
 //!    depend only on M and K, so a following product with the same activations (Q, K and V, or gate
 //!    and up) finds them there and skips packing: see `is_prepared`.
@@ -54,7 +55,7 @@ use crate::hmx::{Form, Hmx, MAX_DEEP, ScaleBlock, vectors};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, TILE_DIM, Tile, WeightType};
 use crate::rt::{Arena, Copy, Engine, MatrixPart};
 
-/// Most tasks that dequantize in one step: the slots beside those of writing.
+/// Most tasks that dequantize in one step: the slots that writing does not use.
 const MAX_DEQUANTIZE: usize = MAX_TASKS - MAX_WRITE;
 
 /// The product of a chunk and a group.
@@ -252,8 +253,8 @@ fn chunk(
 
     let is_by_vectors = hmx.form() == Form::Vectors;
     let n_groups = layout.n_strips().div_ceil(plan.group);
-    // The strips of the group that a stage `late` steps after the copy works on in step `t`; none
-    // before the first group and after the last.
+    // Returns the strips on which a stage that runs `late` steps after the copy works in step `t`;
+    // none before the first group and after the last one.
     let strips = |t: usize, late: usize| match t.checked_sub(late) {
         Some(g) if g < n_groups => g * plan.group..layout.n_strips().min((g + 1) * plan.group),
         _ => 0..0,
@@ -396,8 +397,7 @@ fn share_out<'t>(
         let panel = Panel::new(panel, lines)?;
         for (i, out) in tiles.chunks_mut(piece).enumerate() {
             let tiles = i * piece..i * piece + out.len();
-            // PANIC: at most max(MAX_DEQUANTIZE, MAX_GROUP) pieces exist, and there are as many
-            // slots.
+            // PANIC: there are as many slots as pieces, at most max(MAX_DEQUANTIZE, MAX_GROUP).
             let Some(slot) = slots.next() else {
                 unreachable!("more pieces than tasks")
             };

@@ -1,11 +1,11 @@
 //! GEMV: integer dot products of packed quantized weights with quantized activations, for M of 1 or
 //! 2.
 //!
-//! With one or two rows the matrix unit would have a 32-row tile to fill with one or two, and
-//! dequantizing the weights would cost more than everything else. Here the weights stay integers:
-//! activations are quantized to 8 bits ([`super::quantize`]), four of them meet four weights in
-//! each 32-bit lane of one instruction (`vrmpy`), and the 32 lanes of a vector are the 32 columns
-//! of a strip.
+//! With one or two rows, most of a 32-row tile for the matrix unit would be empty, and dequantizing
+//! the weights would cost more than everything else. Here the weights stay integers: activations
+//! are quantized to 8 bits ([`super::quantize`]), one instruction (`vrmpy`) multiplies four of them
+//! with four weights in each 32-bit lane, and the 32 lanes of a vector are the 32 columns of a
+//! strip.
 //!
 //! ```text
 //! sum[n] = 0
@@ -24,8 +24,8 @@
 //! 1. **Activations are scalars.** A word of four activations is the same for all 32 columns, so it
 //!    sits in a scalar register and the instruction spreads it over the vector. The inner loop
 //!    loads weights only.
-//! 2. **Weights stay unsigned.** The instruction takes unsigned by signed bytes, so a weight is
-//!    used as q + ZERO (Q4_0: 8, flipped bytes: 128). The excess is ZERO · Σ act, the same for
+//! 2. **Weights stay unsigned.** The instruction multiplies unsigned by signed bytes, so a weight
+//!    is used as q + ZERO (Q4_0: 8, flipped bytes: 128). The excess is ZERO · Σ act, the same for
 //!    every column, and is subtracted through the start value; the sums come with the quantized
 //!    activations.
 //! 3. **One multiply for two scales.** Weight and activation scales are both f16: a widening
@@ -33,13 +33,14 @@
 //!    of two tiles.
 //! 4. **Two strips or two rows at a time.** Two strips (M = 1) share the scalar loads and the
 //!    activation scales. Two rows (M = 2) share the unpacked weights.
-//! 5. **The sum is one tile late** (`LateSum`). Conversion, multiplication and addition of a
-//!    tile's dot product are a chain of dependent instructions. Delaying them by a tile lets them
-//!    run beside the next tile's dot products.
+//! 5. **The sum is one tile late** (`LateSum`). Conversion, multiplication and addition of a tile's
+//!    dot product are a chain of dependent instructions. Delaying them by a tile lets them share
+//!    packets with the next tile's dot products.
 //! 6. **Integers are exact.** A dot product of 32 is at most 32 · 255 · 127 < 2^24, so its
 //!    conversion to f32 loses nothing.
-//! 7. **High nibbles are not masked.** Whole bytes of 4-bit weights meet activations that allow for
-//!    the low nibbles in them ([`ActForm::Nibbles`]).
+//! 7. **High nibbles are not masked.** Whole bytes of 4-bit weights are multiplied. This also
+//!    multiplies the low nibbles in them, which the quantized activations compensate for
+//!    ([`ActForm::Nibbles`]).
 
 mod expanded;
 mod few_bits;
@@ -59,7 +60,7 @@ use crate::layout::{Line, TILE_DIM, WeightType};
 
 /// A sum over tiles that adds each tile while the next one is multiplied. Conversion, product and
 /// sum are a chain of dependent instructions, which would otherwise wait for each other at the end
-/// of each turn of the loop.
+/// of each iteration of the loop.
 #[derive(Clone, Copy)]
 struct LateSum {
     sum: Accumulator,
@@ -82,7 +83,8 @@ impl LateSum {
         }
     }
 
-    /// Adds the pending tile and makes `dot · joint` pending; without `is_late` adds the latter.
+    /// Adds the pending tile, and makes `dot · joint` the pending one. If `is_late` is `false`,
+    /// adds `dot · joint` at once instead.
     #[inline(always)]
     fn push(&mut self, dot: Vector, joint: Vector, is_late: bool) {
         if !is_late {
@@ -136,8 +138,8 @@ struct StripRun<'a, const L: usize> {
 
 /// Returns the whole runs of a strip.
 ///
-/// The slices are zipped because an iterator checks their bounds once instead of once per turn and
-/// slice.
+/// The slices are zipped because an iterator checks their bounds once instead of in each iteration
+/// for each slice.
 #[inline(always)]
 fn strip_runs<'a, const L: usize, const T: usize>(
     panel: &Panel<'a>,
@@ -256,15 +258,16 @@ fn dot_strips<
     let registers = Registers {
         has_pairs: F::has_pairs(R),
         has_odd_mins: false,
-        // Otherwise, one strip with qfloat or two rows with IEEE arithmetic, Q4_1 takes more
-        // packets so.
+        // Chosen by counting: for one strip with qfloat, and for two rows with IEEE arithmetic,
+        // Q4_1 takes more packets without a start.
         has_no_start: KEEPS_F32 == (R == 1),
     };
     let (panel0, panel1) = (panels[0], panels[S - 1]);
     let k_tiles = panel0.layout.k_tiles();
     let mut sums = [[LateSum::new(); R]; S];
     if S * R > 1 {
-        // A zero each: one for both would be copied, and a qfloat value is never.
+        // Each sum gets its own zero: a shared one would be copied, which qfloat values must not
+        // be.
         sums[S - 1][R - 1] = LateSum::new();
     }
     let rows = || acts[0].runs::<T, W>().zip(acts[R - 1].runs::<T, W>());
@@ -330,7 +333,7 @@ pub const fn act_form(weight: WeightType) -> ActForm {
 pub type Columns = [f32; TILE_DIM];
 
 /// Calls the kernel of a weight type for `S` strips and `R` rows.
-// On the host, code of all types in each of its callers takes minutes to compile.
+// Not inlined on the host, where code of all types in each caller would take minutes to compile.
 #[cfg_attr(target_arch = "hexagon", inline(always))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(never))]
 fn dispatch<const S: usize, const R: usize>(
@@ -369,16 +372,15 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
     fn run(self) -> Self::Output {
         let Self { panels, acts } = self;
         Ok(match panels[0].layout.weight() {
-            // Four tiles of two strips need more registers than there are: one strip at a time is
-            // faster.
+            // Four tiles of two strips need too many registers, so one strip at a time is faster.
             WeightType::Mxfp4 if S > 1 => {
                 return Err(Error::NoKernel {
                     weight: WeightType::Mxfp4,
                     kernel: "GEMV of two strips",
                 });
             }
-            // Two sums and their minima need more registers than there are: qfloat values would be
-            // stored, and two rows would be added in another order than one.
+            // Two sums and their minima need too many registers: qfloat values would be stored, and
+            // two rows would be summed in another order than one row.
             weight @ (WeightType::Q5_1 | WeightType::Q5K) if R > 1 || S > 1 && !KEEPS_F32 => {
                 return Err(Error::NoKernel {
                     weight,
@@ -457,7 +459,7 @@ pub fn gemv_two_strips(
 
 /// Multiplies one row of activations of 16 bits by one strip.
 ///
-/// - `digits`: the row quantized to 8 bits, and what that leaves
+/// - `digits`: the row quantized to 8 bits, and the remainder
 ///
 /// # Errors
 /// As [`gemv_strip`].

@@ -40,7 +40,7 @@ struct QuantizeTask<'a> {
 /// Multiplies some strips by one or two rows. With one row, `out[1]` is empty.
 struct StripTask<'a> {
     panels: &'a [Line],
-    /// The rows, or one row and what its quantization left.
+    /// The rows, or one row and the remainder of its quantization.
     acts: [ActRow<'a>; 2],
     finish: [Finish<'a>; 2],
     out: [&'a mut [f32]; 2],
@@ -208,7 +208,7 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
     let per_step = (STEP_BYTES / panel.panel_bytes())
         .max(min_strips(threads))
         .min(free / panel.panel_bytes());
-    // Kernels take strips in pairs, and each thread should have as many.
+    // Kernels process strips in pairs, and each thread should get as many pairs as the others.
     let pairs = if per_step < 2 * threads {
         2
     } else {
@@ -304,7 +304,7 @@ fn step_together(
     mut whole: StripTask<'_>,
     n_strips: usize,
 ) -> Result<()> {
-    // Each task gets an even number of strips, since kernels take them in pairs.
+    // Each task gets an even number of strips, because kernels process them in pairs.
     let threads = engine.threads().min(MAX_TASKS);
     let per_task = n_strips.div_ceil(threads).next_multiple_of(2);
     let mut tasks: [Option<StripTask<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];

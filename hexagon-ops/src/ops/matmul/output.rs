@@ -1,13 +1,13 @@
 //! Writing of results: tiles of the matrix unit to rows of f32, with the epilogue.
 //!
-//! A tile holds rows 2i and 2i + 1 of 32 columns in its line i, element by element in turn. One
-//! widening multiplication by the rows' f16 factors gives the two rows, scaled, as two vectors,
-//! which are stored where the rows are. Rows of a tile with a factor that is no normal f16, and
-//! rows left over from groups of 8, go through memory one by one.
+//! A tile holds rows 2i and 2i + 1 of 32 columns in its line i, with their elements alternating.
+//! One widening multiplication by the rows' f16 factors gives the two rows, scaled, as two vectors,
+//! which are stored to the rows. Rows of a tile whose factor is not a normal f16, and rows left
+//! over from groups of 8, go through memory one by one.
 //!
-//! A gate takes some thirty instructions for a vector, and more registers than a group of 8 leaves:
-//! the rows of a tile go to a scratch on the stack, and from there in smaller groups through the
-//! gate.
+//! A gate needs about thirty instructions for a vector, and more registers than a group of 8
+//! leaves. So the rows of a tile go to memory on the stack, and from there in smaller groups
+//! through the gate.
 
 use core::ops::Range;
 
@@ -40,7 +40,7 @@ pub(super) struct Output<'o> {
 
 impl<'o> Output<'o> {
     /// Divides the rows `rows` into parts of about the same size: one for each thread, or a single
-    /// part if rows are listed and may lie anywhere in memory.
+    /// part if rows are listed and may be anywhere in memory.
     pub(super) fn parts(
         job: &'o mut MatMul<'_>,
         rows: Range<usize>,
@@ -61,7 +61,8 @@ impl<'o> Output<'o> {
             let start = rows.start + first_tile * TILE_DIM;
             let n_rows = (factors.len() * TILE_DIM).min(rows.end - start);
             let whole = core::mem::take(&mut rest);
-            // The last part takes the whole rest, because the last row ends with its last column.
+            // The last part gets the whole rest of the slice, which is shorter than a full stride:
+            // the last row ends with its last column.
             let dst = if start + n_rows < rows.end {
                 let (now, later) = whole.split_at_mut(n_rows * stride);
                 rest = later;
@@ -126,7 +127,7 @@ impl<'o> Output<'o> {
         let other = match self.epilogue.map(|epilogue| epilogue.other) {
             None => None,
             Some(None) => Some(Other::InPlace),
-            // The rows of a bias are all the same.
+            // All rows use the same bias, so the stride is 0.
             Some(Some((elems, RowStarts::Strided(stride))))
                 if stride == 0 || stride >= TILE_DIM =>
             {
@@ -140,7 +141,7 @@ impl<'o> Output<'o> {
         Some((Strip { elems, stride }, other))
     }
 
-    /// Writes a tile whose rows are shorter than 32 columns or lie anywhere.
+    /// Writes a tile whose rows are shorter than 32 columns or may be anywhere.
     fn write_row_by_row(
         &mut self,
         tile: &Tile,
@@ -172,9 +173,9 @@ struct Strip<E> {
 
 /// The other operand of an epilogue.
 enum Other<'a> {
-    /// The values that the results' places hold before.
+    /// The values that the memory of the results has before.
     InPlace,
-    /// As many rows as the results have.
+    /// Separate rows, as many as the results have.
     Apart(Strip<&'a [f32]>),
 }
 
@@ -204,8 +205,8 @@ fn results(lines: &[Line; LINES], halves: &[u32; LINES]) -> [Vector; ROWS] {
     rows
 }
 
-/// Numbers that [`WriteStrip::write`] adds: none, the values that the places hold before, or those
-/// of other rows.
+/// Numbers that [`WriteStrip::write`] adds: none, the values that the memory of the results has
+/// before, or those of other rows.
 const NOTHING: u8 = 0;
 const IN_PLACE: u8 = 1;
 const APART: u8 = 2;
@@ -215,7 +216,7 @@ impl WriteStrip<'_> {
     #[inline(always)]
     fn write<const ADDEND: u8>(self, other: Strip<&[f32]>) {
         let Strip { elems, stride } = self.rows;
-        // Rows are found by their vectors if their length is a number of vectors.
+        // Rows can be addressed by vectors if their length is a whole number of vectors.
         let whole = stride.is_multiple_of(TILE_DIM) && other.stride.is_multiple_of(TILE_DIM);
         let (step, other_step) = (stride / TILE_DIM, other.stride / TILE_DIM);
         let mut n_rows = self.n_rows;
@@ -266,8 +267,8 @@ fn sums(mut rows: [Vector; ROWS], added: [Vector; ROWS]) -> [Vector; ROWS] {
     rows
 }
 
-/// Writes rows one by one, as many as there are places: the last of a product, rows that are no
-/// whole vectors, and those of tiles with factors that are no f16.
+/// Writes rows one by one, as many as there are places: the last of a product, rows that are not
+/// whole vectors, and those of tiles whose factors are not f16.
 #[inline(always)]
 fn last_rows<const ADDEND: u8>(
     lines: &[Line; LINES],
@@ -295,7 +296,7 @@ fn last_rows<const ADDEND: u8>(
         let result = hvx::load_f32(row);
         let other = match ADDEND {
             IN_PLACE => Some(hvx::load_f32(out)),
-            // The driver has checked that there are as many rows.
+            // The driver has checked that both have this number of rows.
             APART => {
                 let other = others.get(i * other_stride..).unwrap_or_default();
                 other.first_chunk().map(hvx::load_f32)

@@ -5,7 +5,7 @@ use super::act::RowFactors;
 use crate::error::{Error, Result};
 use crate::layout::{F16_TILE_BYTES, MatrixLayout, TILE_DIM, WeightType};
 
-/// Most strips of a group. With more, the buffers only take room from M, because a step is long
+/// Most strips of a group. More strips would only leave less room for M, because a step is long
 /// enough already.
 pub(super) const MAX_GROUP: usize = 8;
 /// Sizes into which a product is cut so that it fits in VTCM.
@@ -34,8 +34,8 @@ impl GemmPlan {
             + 2 * (raw + self.group * k_tiles + self.group * self.m_tiles)
     }
 
-    /// Plans a product of `m` rows: all of M if it fits beside one strip, else the largest chunk;
-    /// then the largest group.
+    /// Plans a product of `m` rows: all of M if it fits together with one strip, else the largest
+    /// chunk; then the largest group.
     ///
     /// # Errors
     /// `VtcmFull` if not even 32 rows and one strip fit.
@@ -63,7 +63,7 @@ impl GemmPlan {
                 .m_tiles
                 .saturating_sub(over.div_ceil(per_m_tile))
                 .max(1);
-            // Chunks have equal sizes, so that the last one is not a small rest.
+            // All chunks get about the same size, so that the last one is not a small remainder.
             let chunks = m.div_ceil(plan.m_tiles * TILE_DIM);
             plan.m_tiles = m.div_ceil(TILE_DIM).div_ceil(chunks);
         }

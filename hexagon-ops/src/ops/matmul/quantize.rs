@@ -6,7 +6,7 @@
 //!                for nibbles up to 16 times less
 //! for each group of 1024 elements (32 blocks), missing ones zero
 //!   amax[32]   = largest magnitude of each block / factor: a tree of 5 levels over 32 vectors;
-//!                for nibbles, of what remains of low elements after the parts of high ones
+//!                for nibbles, of low elements after subtracting the parts of high ones
 //!   scale[32]  = f16(amax / 127), for nibbles f16(amax / 127 / 16); at least 2^-14 (the smallest normal f16)
 //!   q          = round(x / (scale · factor)), bytes of each 4 in the order 0 2 1 3
 //!   sum[32]    = sum of the block's q
@@ -71,7 +71,7 @@ pub enum ActForm {
 
 /// Parts of a step in which elements are counted in [`ActForm::Nibbles`].
 const PARTS: f32 = 16.0;
-/// One of them.
+/// One of these parts, as a fraction of a step.
 const PART: f32 = 1.0 / PARTS;
 /// The sixteenths that a quant of a block adds to the sum of its elements: those of elements 16 to
 /// 31 count in two elements.
@@ -101,14 +101,14 @@ pub(super) struct Terms {
     /// Two f16 scales relative to the row's factor.
     pub(super) scales: i32,
     /// Two f16 products `scale · sum`. In [`ActForm::Halves`], the largest power of two, from 1 to
-    /// 128, with which all scales of the super-block stay under 8; without it, small elements
-    /// beside a large one would lose precision in the fixed-point sums.
+    /// 128, with which all scales of the super-block stay under 8; without it, small elements in a
+    /// super-block with a large one would lose precision in the fixed-point sums.
     pub(super) products: i32,
     /// Sums of the elements of each block, in multiples of its scale.
     pub(super) sums: [i32; 2],
 }
 
-/// Returns the lines that a row of `k` quantized activations takes.
+/// Returns the size of a row of `k` quantized activations in lines.
 #[must_use]
 pub const fn act_lines(k: usize) -> usize {
     1 + groups(k) * GROUP_LINES
@@ -127,10 +127,11 @@ pub struct ActRow<'a> {
 }
 
 impl<'a> ActRow<'a> {
-    /// Returns the row that [`quantize_row`] wrote to `lines`, [`act_lines`] of its K.
+    /// Returns the row that [`quantize_row`] wrote to `lines`. For K elements there must be
+    /// [`act_lines`] of them.
     ///
     /// # Errors
-    /// `Length` if there is no K with as many lines.
+    /// `Length` if no K has this number of lines.
     pub fn new(lines: &'a [Line]) -> Result<Self> {
         let groups = lines.len() / GROUP_LINES;
         let Some((factor, rest)) = lines
@@ -243,7 +244,7 @@ impl<'a> ActGroup<'a> {
 pub(super) struct ActRun<'a, const T: usize, const W: usize> {
     /// The quants.
     pub(super) words: &'a [[i32; 8]; T],
-    /// The same, as doublewords.
+    /// The quants as doublewords.
     pub(super) pairs: &'a [WordPairs; T],
     /// Scales and sums.
     pub(super) terms: &'a [Terms; W],
@@ -251,8 +252,8 @@ pub(super) struct ActRun<'a, const T: usize, const W: usize> {
 
 /// Returns the runs of planes.
 ///
-/// The slices are zipped because an iterator checks their bounds once instead of once per turn and
-/// slice.
+/// The slices are zipped because an iterator checks their bounds once instead of in each iteration
+/// for each slice.
 #[inline(always)]
 fn runs<'a, const T: usize, const W: usize>(
     words: &'a [Line],
@@ -293,7 +294,7 @@ impl WordPairs {
     }
 }
 
-/// Returns the number of groups that a row of `k` activations takes.
+/// Returns the number of groups of a row of `k` activations.
 #[must_use]
 pub const fn groups(k: usize) -> usize {
     k.div_ceil(GROUP)
@@ -366,9 +367,9 @@ pub fn quantize_row(row: &[f32], form: ActForm, out: &mut [Line]) -> Result<()> 
     Ok(())
 }
 
-/// As [`quantize_row`], with a second quantization of what the first one leaves: together 16 bits.
+/// As [`quantize_row`], and quantizes the remainder again: together 16 bits.
 ///
-/// - `out`: the lines of the row, then those of what is left
+/// - `out`: the lines of the row, then those of the remainder
 ///
 /// # Errors
 /// As [`quantize_row`].
@@ -438,14 +439,14 @@ impl QuantizeRow<'_> {
     }
 }
 
-/// Powers of two, f32 in all lanes: of a row, and of what its quantization leaves.
+/// Powers of two, f32 in all lanes: of a row, and of its quantization's remainder.
 ///
 /// Scales and products are multiples of the factor in f16, normal and finite. With 2^e the exponent
 /// of the row's largest element and `S` the sum of its magnitudes:
 ///
-/// - Products: a block's sum is at most 32 elements, 2^15 times 2^(e - 9), and at most `S`. What is
-///   left of a block is at most half a step, 17/16 / 254 of its largest element, so its sum
-///   is at most 32 times as much, 17,150 times 2^(e - 16), and at most 0.134 · `S`.
+/// - Products: a block's sum is at most 32 elements, 2^15 times 2^(e - 9), and at most `S`. A
+///   block's remainder is at most half a step, 17/16 / 254 of its largest element, so its sum is at
+///   most 32 times as much, 17,150 times 2^(e - 16), and at most 0.134 · `S`.
 /// - Scales for nibbles are a sixteenth of a step. Blocks that are 2^13 times smaller than the
 ///   largest keep 8 bits only with a factor under 2^(e - 9). Where a few elements are so large, `S`
 ///   is not much larger than they are, and allows for it: `S` / 2^15, but at least 2^(e - 13), at
@@ -472,11 +473,11 @@ impl Factors {
         }
         let [a, b, c, d] = most.map(|most| most.largest);
         let largest = hvx::max_w(hvx::max_w(a, b), hvx::max_w(c, d));
-        // A lower limit keeps the factors and their inverses normal.
+        // The lower limit keeps the factors and their inverses normal numbers.
         let lowest = hvx::splat_w(36 << 23);
         let e = hvx::max_w(exponent(all_lanes(largest, hvx::max_w)), lowest);
         let (first, rest) = (lower(e, 9), lower(e, 16));
-        // The exponent field of infinity and NaN, 255, plus one is the sign bit.
+        // Adding 1 to the exponent field of infinity and NaN, 255, sets the sign bit.
         let nan = hvx::sub_w(
             hvx::splat_w(0),
             hvx::shr_w(hvx::add_w(e, hvx::splat_w(1 << 23)), 31),
@@ -541,9 +542,9 @@ fn inverse(factor: &Line) -> Vector {
     hvx::sub_w(hvx::splat_w(254 << 23), hvx::load(factor))
 }
 
-/// Quantizes up to one group, and what is left of it.
+/// Quantizes up to one group, and its remainder.
 ///
-/// - `factors`: those of the row and of what is left
+/// - `factors`: those of the row and of the remainder
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
 fn quantize_group_twice<const NIBBLES: bool, const HALVES: bool>(
@@ -627,11 +628,10 @@ fn round<const NIBBLES: bool>(elems: [Vector; 2], multipliers: [Vector; 2]) -> [
 }
 
 /// Returns the largest magnitude of each of 32 blocks, in units of the factor; with `NIBBLES`, of
-/// what remains of low elements after the sixteenths of the high ones.
+/// low elements after subtracting sixteenths of the high ones.
 #[inline(always)]
 fn largest_of<const NIBBLES: bool>(elems: &[f32; GROUP], inverse_factor: Vector) -> Vector {
-    // The bits of magnitudes are ordered as the magnitudes are, so the integer maximum is the
-    // maximum.
+    // Magnitudes compare like their bits, so the integer maximum is theirs.
     let bits = hvx::splat_w(0x7fff_ffff);
     let blocks = elems.as_chunks::<TILE_DIM>().0;
     if !NIBBLES {
@@ -643,11 +643,11 @@ fn largest_of<const NIBBLES: bool>(elems: &[f32; GROUP], inverse_factor: Vector)
         return hvx::mul_f32(reduce(partial, hvx::max_w), inverse_factor);
     }
     let part = hvx::mul_f32(inverse_factor, hvx::splat_f32(-PART));
-    // Lines in memory, because too many differences at once would be stored as qfloat values.
+    // Differences go to lines in memory as f32: too many at once would be stored as qfloat values.
     let mut pairs = LinePlanes::<{ GROUP_TILES / 2 }>::unfilled();
     pairs.fill_first(blocks.as_chunks().0.iter().map(|[first, second]| {
         let (low, high) = hvx::swap_blocks::<16>(hvx::load_f32(first), hvx::load_f32(second));
-        // Scaled first: a difference of the largest f32 would be infinite.
+        // Scaled before subtracting, because a difference of the largest f32 would be infinite.
         let brought = hvx::mul_f32(high, part);
         let reach = Accumulator::product(low, inverse_factor).plus_f32(brought);
         [hvx::larger_f32(
@@ -665,8 +665,8 @@ fn largest_of<const NIBBLES: bool>(elems: &[f32; GROUP], inverse_factor: Vector)
 /// Reduces 32 lanes of each of 32 vectors to one lane each: lane b of the result is vector b
 /// reduced by `join`.
 ///
-/// Each level joins the even and odd lanes of two vectors, which halves both and puts them side by
-/// side.
+/// Each level joins the even and odd lanes of two vectors, which halves both and puts the halves
+/// next to each other.
 #[inline(always)]
 pub(super) fn reduce<const N: usize>(
     vectors: [Vector; N],
@@ -730,7 +730,7 @@ fn quantize_group<const NIBBLES: bool, const HALVES: bool>(
     } else {
         hvx::narrow_f32(product, product)
     };
-    // Two f16 a word, and the sums of even and odd blocks, fill half a vector each.
+    // The f16, two in a word, and the sums of even and odd blocks fill half a vector each.
     let (even, odd) = hvx::deal_w(sums, sums);
     let (even, _) = hvx::interleave_w(hvx::pack_low_h(scale_f16, scale_f16), even);
     let (odd, _) = hvx::interleave_w(hvx::pack_low_h(products, products), odd);
@@ -748,12 +748,12 @@ fn powers(scales: Vector) -> Vector {
         let (even, odd) = hvx::deal_w(largest, largest);
         largest = hvx::max_w(even, odd);
     }
-    // 2^2 over the largest scale's power of two.
+    // 4 divided by the largest scale's power of two.
     let exponents = hvx::sub_w(hvx::splat_w(129 << 23), exponent(largest));
     let exponents = hvx::max_w(exponents, hvx::splat_w(0));
     let exponents = hvx::min_w(exponents, hvx::splat_w(7 << 23));
     let mut powers = hvx::add_w(exponents, hvx::splat_f32(1.0));
-    // That of each super-block for its 8 blocks.
+    // Three steps spread each super-block's scale over its 8 blocks.
     for _ in 0..3 {
         (powers, _) = hvx::interleave_w(powers, powers);
     }

@@ -28,7 +28,7 @@ use crate::rt::{Arena, Copy, Engine};
 
 /// Digits of a row of activations.
 const DIGITS: usize = 2;
-/// Most strips of a group. With more, the buffers only take room from rows.
+/// Most strips of a group. More strips would only leave less room for rows.
 const MAX_GROUP: usize = 8;
 
 /// The kernels of a product.
@@ -89,8 +89,8 @@ impl RowsPlan {
             + 2 * (self.group * panel.panel_bytes()).div_ceil(F16_TILE_BYTES)
     }
 
-    /// Plans a product of `m` rows: the largest group beside which a row fits, then as many rows as
-    /// fit, in chunks of equal size.
+    /// Plans a product of `m` rows: the largest group that leaves room for a row, then as many rows
+    /// as fit, in chunks of equal size.
     fn new(layout: MatrixLayout, m: usize, vtcm_tiles: usize) -> Result<Self> {
         let fits = |rows, group| Self { rows, group }.vtcm_tiles(layout) <= vtcm_tiles;
         if !fits(1, 1) {
@@ -100,8 +100,8 @@ impl RowsPlan {
                 have_bytes: vtcm_tiles * F16_TILE_BYTES,
             });
         }
-        // Rows come first, because each chunk of them copies all weights; but a group is one strip
-        // at least.
+        // Rows are given memory first, because each chunk of rows copies all weights again; but a
+        // group needs at least one strip.
         let most = |group| {
             let (mut low, mut high) = (1, m);
             while low < high {
@@ -354,7 +354,7 @@ fn write(job: &mut MatMul<'_>, engine: &Engine, n0: usize, rows: Range<usize>, r
     }
     let columns = n0..n.min(n0 + n_strips * TILE_DIM);
     let (epilogue, rows) = (job.epilogue, job.dst_rows);
-    // `out` begins with the first column of row `row` of the chunk.
+    // `out` begins at the first column of row `row` of the chunk.
     let put = |row: usize, out: &mut [f32]| {
         let finish = epilogue.map_or(super::epilogue::Finish::WRITE, |epilogue| {
             epilogue.of_row(first + row, columns.start, columns.end)

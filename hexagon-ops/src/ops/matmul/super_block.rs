@@ -15,7 +15,7 @@
 //! 2. **Types with a scale for each 16** have one line of scales for a tile: those of its first 16
 //!    rows of K in the lower halves of words, those of the others in the upper halves. Their tiles
 //!    have dequantizers for that.
-//! 3. **Scales are made group by group**, as many as the dot product takes at a time, and stay in
+//! 3. **Scales are made group by group**, as many as the dot product uses at a time, and stay in
 //!    the cache.
 //! 4. **A scale is rounded once more than ggml's**, to FP16, which the tile is rounded to anyway.
 //!    d is often subnormal in FP16. The emulator computes with subnormal numbers as with others; no
@@ -158,7 +158,7 @@ impl Expansion<PAIR_LINES> for UnsignedSixBits {
         }
     }
 
-    // Two whole groups are one: the second one begins beside the end of the first one.
+    // Two whole groups are processed as one: the second begins in the line where the first ends.
     #[cfg_attr(target_arch = "hexagon", inline(never))]
     #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
     fn fill_two(
@@ -187,7 +187,7 @@ impl Expansion<PAIR_LINES> for UnsignedSixBits {
 
 /// The factors of a super-block of Q4_K or Q5_K, and the fields that they multiply.
 ///
-/// Conversions and shifts want the same unit, so multipliers shift.
+/// Conversions and shifts need the same unit, so multiplications do the shifting.
 #[derive(Clone, Copy)]
 struct SixBitFields {
     factors: [Vector; 2],
@@ -203,7 +203,8 @@ impl SixBitFields {
         let lowest = hvx::splat_h(0x3f);
         let middle = hvx::splat_h(0x0f);
         let upper = hvx::splat_h(0x30);
-        // Bits 9..6 of `low`, and above them the two bits of the third line that come out at 5..4.
+        // Bits 9..6 of `low`, and above them the two bits of the third line, which are then at bits
+        // 5..4.
         let last = |low: Vector, moved: Vector| {
             let low = hvx::shr_by_mul_h::<6>(low);
             hvx::or(hvx::and(low, middle), hvx::and(moved, upper))
@@ -229,8 +230,8 @@ impl SixBitFields {
         }
     }
 
-    /// Returns these fields, and takes apart those of the next super-block, if there is one: while
-    /// the fields of one become numbers.
+    /// Returns these fields, and unpacks those of the next super-block, if there is one, so that
+    /// both share packets.
     #[inline(always)]
     fn exchange(&mut self, block: Option<&[Line; 4]>) -> Self {
         let fields = *self;
@@ -279,7 +280,7 @@ impl Expansion<PAIR_LINES> for SignedSixBits {
         let blocks = &panel.scales.as_chunks::<2>().0[blocks];
         planes.fill_first(blocks.iter().map(|[first, second]| {
             let (first, second) = (hvx::load(first), hvx::load(second));
-            // The low byte of each half is one of d.
+            // The low byte of each half comes from d.
             let d = hvx::interleave_even_b(first, hvx::shr_w(first, 16));
             let d = hvx::interleave_even_h(d, d);
             let fields = [
@@ -339,7 +340,8 @@ impl Expansion<TILE_LINES> for HalfScalesAndMins {
         let blocks = &panel.scales.as_chunks::<5>().0[blocks];
         let numbers = hvx::load(&NIBBLES);
         planes.fill(blocks.iter().map(|[header, pairs @ ..]| {
-            // d in lower halves, -dmin in upper ones; and the other way round.
+            // Words with d in the lower half and -dmin in the upper half, and words with both
+            // exchanged.
             let factors = hvx::load(header);
             let exchanged = hvx::or(hvx::shr_w(factors, 16), hvx::shl_w(factors, 16));
             let mut planes = [[factors; SUPER_TILES]; 2];

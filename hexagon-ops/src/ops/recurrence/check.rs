@@ -27,7 +27,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Returns the end of the heads that are in one matrix, the first of which is `head`.
+    /// Returns the end of the heads that are in one matrix, which begin with `head`.
     pub(super) fn unit_end(&self, head: usize) -> usize {
         let most = self.unit_heads();
         let rest = self.together - head % self.together;
@@ -139,7 +139,7 @@ fn ssm_scan(kept: usize, ne: &[[usize; 4]; WIDE_SOURCES]) -> Option<Sizes> {
         tokens,
         sequences,
         kept,
-        // One decay for a whole head lets the head decay with the update of its state.
+        // With a single decay, a head's state is decayed as it is updated.
         together: if a[0] == 1 { 1 } else { per_group },
     })
 }

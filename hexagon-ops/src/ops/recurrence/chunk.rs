@@ -43,7 +43,7 @@ use crate::rt::{Arena, Engine, SharedColumns};
 
 /// Tokens of a chunk.
 const TOKENS: usize = 64;
-/// Fewest tokens of a sequence that are computed in chunks: fewer take no longer one by one.
+/// Fewest tokens of a sequence that are computed in chunks; fewer are at least as fast one by one.
 const FEWEST: usize = 12;
 
 /// Computes the operation if it has enough tokens, one decay for each, and the state after the last

@@ -1,7 +1,7 @@
-//! The state of heads in VTCM, and what a token does with it.
+//! The state of heads in VTCM, and how a token changes it.
 //!
-//! [`HeadState::step_rows`]: an output for each row m of the state, with `D` the decay, `u` what is
-//! added, `q` what reads, and `x` the row's value:
+//! [`HeadState::step_rows`]: an output for each row m of the state, with `D` the decay, `u` the
+//! addend, `q` the reading vector, and `x` the row's value:
 //!
 //! ```text
 //! c  = beta · (x - m · (D k))     without the second part where the old state is not taken
@@ -28,15 +28,15 @@ use crate::rt::cache;
 /// f32 of a line, and rows whose outputs are computed together.
 const LANES: usize = LINE_BYTES / size_of::<f32>();
 
-/// Numbers of a token, beside the vectors in [`HeadState`].
+/// Numbers of a token, in addition to the vectors in [`HeadState`].
 pub(super) struct RowForm {
     /// `u · q`.
     pub(super) own: f32,
     /// Factor of the outputs.
     pub(super) scale: f32,
-    /// Decay of all columns, if the probes are without it.
+    /// Decay of all columns. 1 if the probes already include the decay.
     pub(super) decay: f32,
-    /// `true` if the value becomes what it differs from the old state's.
+    /// `true` if the value is replaced by its difference from the old state's.
     pub(super) takes_old: bool,
     /// `b · q`, if the second vector times the old state's is added, too.
     pub(super) second: Option<f32>,
@@ -470,7 +470,7 @@ impl hvx::Kernel for DecayRow<'_> {
     }
 }
 
-/// Turns sums of 32 rows into outputs, and values into factors of what is added to the rows.
+/// Turns sums of 32 rows into outputs, and values into factors for the rows' addends.
 struct CombineRows<'a> {
     form: &'a RowForm,
     beta: &'a Line,
@@ -721,7 +721,7 @@ impl<const L: usize> hvx::Kernel for WriteRows<'_, L> {
     }
 }
 
-/// One token by columns, as the documentation of this module says.
+/// One token by columns, as described at the top of this module.
 struct ColumnStep<'a> {
     state: &'a mut [Line],
     weights: &'a [f32],

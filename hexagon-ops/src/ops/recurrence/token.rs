@@ -49,7 +49,7 @@ impl<'a> Inputs<'a> {
         scratch.step_rows(&form, out);
     }
 
-    /// Reads the vectors of a token of a scan. States of which each row decays in its own way decay
+    /// Reads the vectors of a token of a scan. A state whose rows have different decays is decayed
     /// here.
     fn scan_vectors(
         &self,
@@ -216,7 +216,8 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Returns the place in the queries or keys of what is at `[head, token, sequence]` in the values.
+/// Returns the place, in the queries or keys, that belongs to `[head, token, sequence]` in the
+/// values.
 ///
 /// SOURCE: ggml ops.cpp, gated_delta_net: heads repeat, sequences are repeated each.
 pub(super) fn shared(

@@ -43,8 +43,8 @@ fn add_terms(elems: &[f32], shift: Option<Vector>, squared: bool, sums: &mut [Ve
     let (whole, rest) = elems.as_chunks::<32>();
     let (fours, last) = whole.as_chunks::<4>();
     for four in fours {
-        // All are loaded before the first is added, so that the steps of one fill the pauses
-        // between those of another.
+        // All are loaded before the first is added, so that the steps of one fill the waiting times
+        // of another.
         let [w, x, y, z] = four;
         let (w, x) = (hvx::load_f32(w), hvx::load_f32(x));
         let (y, z) = (hvx::load_f32(y), hvx::load_f32(z));
@@ -57,7 +57,7 @@ fn add_terms(elems: &[f32], shift: Option<Vector>, squared: bool, sums: &mut [Ve
         a = hvx::add_f32(a, term(hvx::load_f32(elems), shift, squared));
     }
     if !rest.is_empty() {
-        // Lanes after the end hold the shift.
+        // Lanes after the end are filled with the shift, so that they add nothing to the sum.
         let mut lanes = [0.0; 32];
         hvx::store_f32(&mut lanes, term(load(rest, 0), shift, squared));
         lanes[rest.len()..].fill(0.0);
@@ -102,7 +102,7 @@ fn sum(
     all_lanes(total, hvx::add_f32)
 }
 
-/// The last step of a norm: what each element becomes.
+/// The last step of a norm, which computes each element's result.
 struct Scaling {
     shift: Option<Vector>,
     factor: Vector,
@@ -272,7 +272,8 @@ impl NormRows<'_> {
 #[inline(always)]
 fn group_sums(lines: &[Line; GROUP]) -> Vector {
     let line = |i: usize| hvx::load(&lines[i]);
-    // A fold puts what it leaves of its second vector after what it leaves of the first one.
+    // The rows are paired so that the folds leave the sums in order: a fold puts the sums of its
+    // second vector after those of the first.
     let four = |i: usize| {
         let even = hvx::fold_f32::<1>(line(i), line(i + 1));
         let odd = hvx::fold_f32::<1>(line(i + 2), line(i + 3));
@@ -473,8 +474,8 @@ fn is_rows(shape: &Shape) -> bool {
     shape.dtype == Type::F32 && shape.has_dense_rows()
 }
 
-/// Returns the row of an operand that all rows share, and none of one that does not exist; `None`
-/// unless it is f32 without gaps.
+/// Returns the row of an operand that all rows share, or an empty row if the operand does not
+/// exist; `None` unless it is f32 without gaps.
 fn shared_row<'a>(src: &Source<'a>, n: usize) -> Option<&'a [f32]> {
     match src {
         Source::Apart(view) if view.shape.ne == [n, 1, 1, 1] => view.floats([0; 3]),
@@ -575,7 +576,7 @@ fn norm_rows(engine: &Engine, norm: Norm, dst: ViewMut<'_>, operands: &RowOperan
             }
             for start in (0..count).step_by(GROUP) {
                 let rows = GROUP.min(count - start);
-                // The next rows, as many as there are and as one fetch brings.
+                // Fetch the next rows, as many as one instruction can fetch.
                 let next = i1 + start + rows;
                 if let Some(view) = &view {
                     view.fetch(
@@ -625,10 +626,10 @@ pub fn norm(engine: &Engine, norm: Norm, dst: ViewMut<'_>, src: &[Source<'_>; 3]
         norm_rows(engine, norm, dst, &operands);
         return Ok(());
     }
-    // A row is not cut: its sum would take a further step.
+    // Rows are not divided: joining partial sums would need another step.
     let n = dst.shape.ne[0];
     let packets = || row_packets(n, 2 * ARITHMETIC);
-    // The weights are read after the sum of the first row.
+    // Fetch the weights only now; they are read after the sum of the first row.
     fetch_first(&src[1]);
     dst.for_rows_with_chunks(engine, packets, |row, chunks| {
         fetch_after(&row, &src.each_ref());
@@ -741,7 +742,7 @@ fn sum_groups(engine: &Engine, is_mean: bool, (dst, shape): (ViewMut<'_>, Shape)
     });
 }
 
-/// Sums each row of `src` to one element, or takes its mean.
+/// Computes the sum or the mean of each row of `src`.
 ///
 /// # Errors
 /// `Operand` unless both are floats, and the result has rows of one element and the source's other

@@ -36,8 +36,7 @@ pub enum RopePairs {
     Halves,
 }
 
-/// Most elements of rows of f32 that [`rope_set_rows`] rotates in memory of its own, and writes as
-/// a whole.
+/// Most elements of an f32 row that [`rope_set_rows`] rotates in a buffer and writes as a whole.
 pub const WHOLE_ROW: usize = 2 * CHUNK;
 
 /// Packets for 32 elements that are rotated.
@@ -83,7 +82,7 @@ impl Turning<'_> {
         );
     }
 
-    /// Brings the heads of a token, if there is one of that number, towards the processor.
+    /// Prefetches the heads of a token, if there is a token of this number.
     fn fetch(&self, token: usize, plane: usize) {
         if let Source::Apart(view) = self.src
             && token < self.n_tokens
@@ -207,7 +206,8 @@ impl Turning<'_> {
         let half = rope.n_pairs();
         for pair in (0..half).step_by(CHUNK / 2) {
             let len = (half - pair).min(CHUNK / 2);
-            // The second read happens before the first write, because rows are rotated in place.
+            // The second element is read before the first is written, because rows may be rotated
+            // in place.
             match rope.pairs {
                 RopePairs::Halves => {
                     let at = rope.first + pair;
@@ -276,7 +276,7 @@ fn check(rope: &Rope, row: usize, positions: &View<'_>, n_positions: usize) -> R
         n_positions
     };
     let even = rope.n_dims.is_multiple_of(2) && rope.first.is_multiple_of(2);
-    // llama.cpp asks about frequency factors with a rotation of no pairs, and a base of 0.
+    // llama.cpp tests support for frequency factors with a rotation of no pairs and a base of 0.
     let base = n_pairs == 0 || rope.freq_base.is_normal() && rope.freq_base > 0.0;
     let yarn = rope.ext_factor == 0.0
         || [rope.freq_scale, rope.beta_fast, rope.beta_slow]
@@ -378,7 +378,7 @@ impl Turning<'_> {
         };
         for token in 0..self.n_tokens {
             let cell = checked(cells.index(token, [0; 3]));
-            // A single token has no other part.
+            // With a single token, the cell cannot belong to another part.
             if self.n_tokens > 1 && !part.may_have([0, cell, 0]) {
                 continue;
             }
@@ -397,7 +397,7 @@ impl Turning<'_> {
             }
             for head in 0..part.shape.ne[1] {
                 if let Some(mut row) = part.row([head, cell, 0]) {
-                    // The place from which the row is read.
+                    // The row is read from the token's place, and written to the cell's.
                     row.at = [head, token, 0];
                     self.rotate_row(row, table);
                 }

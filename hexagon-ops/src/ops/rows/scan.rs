@@ -44,7 +44,7 @@ pub fn cumulate(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<(
     Ok(())
 }
 
-/// Most elements of a window of which vectors of taps are made by exchanging lanes.
+/// Longest window, in elements, whose vectors of taps are made by exchanging lanes.
 const TAPS: usize = 4;
 
 /// The arguments of [`convolve`] for one token of one sequence: a row of channels.

@@ -6,8 +6,8 @@
 //! y = e / sum
 //! ```
 //!
-//! A result in f32 serves as memory between the passes. A sink takes part in maximum and sum, and
-//! has no result. Completely masked rows are outside ggml's contract.
+//! A result in f32 serves as memory between the passes. A sink counts for maximum and sum, but has
+//! no result. Completely masked rows are outside ggml's contract.
 
 use super::{all_lanes, load};
 use crate::error::{Error, Result};
@@ -45,7 +45,7 @@ impl Slopes {
     pub(in crate::ops) fn new(n_heads: usize, max_bias: f32) -> Self {
         let n_heads_log2 = 1_usize << n_heads.max(1).ilog2();
         let count = f64::from(u32::try_from(n_heads_log2).unwrap_or(u32::MAX));
-        // Without a bias the bases are not used; powers are slow on the DSP.
+        // Without a bias the bases are not used, and powers are slow on the DSP.
         let base = |bias: f32| match bias > 0.0 {
             true => scalar::power(2.0, -f64::from(bias) / count),
             false => 1.0,
@@ -147,8 +147,8 @@ fn scores(
     }
     if !rest.is_empty() {
         let k = 32 * whole.len();
-        // The mask is loaded before the first product: a load may be a call, which vector registers
-        // do not survive.
+        // Load the mask before the first product: a load may be a function call, across which
+        // vector registers are not kept.
         let (x, mask) = (load(x, k), load(mask, k));
         let score = hvx::add_f32(hvx::mul_f32(x, scale), hvx::mul_f32(mask, slope));
         put(score, &mut out[k..], rest.len());
@@ -160,7 +160,7 @@ fn scores(
 /// Replaces elements by `exp(x - largest)`, and returns `total` with them added.
 #[inline(always)]
 fn exponentials(out: &mut [f32], largest: Vector, mut total: Vector) -> Vector {
-    // Several vectors at a time: the steps of one fill the pauses between those of others.
+    // Several vectors at a time, so that the steps of one fill the waiting times of the others.
     let (groups, rest) = out.as_chunks_mut::<{ 32 * BESIDE }>();
     for group in groups {
         let group: &mut [[f32; 32]; BESIDE] = bytemuck::cast_mut(group);

@@ -13,10 +13,10 @@
 //!
 //! Rows of up to [`SORTED`] elements without gaps are sorted by a [network].
 //!
-//! For other rows the kernel has no memory but the result's row: k numbers, a heap with the worst
-//! number on top. If k is less than the length of the source's row, the elements of a chunk of the
-//! source are compared one by one only if its best element is better than that. At last the worst
-//! number is taken off, again and again.
+//! For other rows the kernel uses only the memory of the result's row: a heap of k numbers, with
+//! the worst one on top. If k is less than the length of the source's row, the elements of a chunk
+//! of the source are compared one by one only if its best element is better than that. At the end
+//! the worst number is removed repeatedly, which sorts the heap.
 
 mod network;
 
@@ -116,7 +116,7 @@ impl Keys<'_> {
             let range = start..n.min(start + CHUNK);
             let elems = self.view.read(self.at, range, &mut chunk);
             let best = hvx::widest(Best(elems, self.order));
-            // An element equal to the worst one has a larger number, and stays out.
+            // An element that equals the worst one of the heap has a larger index, so it stays out.
             let worst = self.value(heap[0]);
             let better = match self.order {
                 Order::Ascending => best < worst,
@@ -147,7 +147,7 @@ struct Count<'a> {
 #[inline(always)]
 fn ordered(x: Vector) -> Vector {
     let is_negative = hvx::shr_add_w(splat_w(0), x, 31);
-    // A negative number's word is -1 less its magnitude.
+    // The word of a negative number is -1 minus its magnitude.
     let magnitude = hvx::and(x, splat_w(i32::MAX));
     let minus = hvx::sub_w(splat_w(-1), magnitude);
     let kept = hvx::and(magnitude, hvx::sub_w(splat_w(-1), is_negative));
@@ -169,13 +169,13 @@ impl hvx::Kernel for Count<'_> {
         let mut keys = hvx::zeros::<MOST>();
         for (g, line) in keys.iter_mut().enumerate().take(n.div_ceil(32)) {
             let key = ordered(load(self.elems, 32 * g));
-            // The word of what comes first is the smallest.
+            // The element that comes first in the order gets the smallest word.
             let key = match self.order {
                 Order::Ascending => key,
                 Order::Descending => hvx::sub_w(splat_w(-1), key),
             };
-            // No word is the largest one, so that each has a next one. Only two kinds of NaN become
-            // equal by this.
+            // The largest word is avoided, so that `next` exists for every word. This makes only
+            // two kinds of NaN equal.
             hvx::store(line, hvx::min_w(key, splat_w(i32::MAX - 1)));
         }
         let lane = lane_numbers();
@@ -184,7 +184,7 @@ impl hvx::Kernel for Count<'_> {
         let words = &words[..n];
         for (g, place) in places.iter_mut().enumerate().take(n.div_ceil(32)) {
             let have = hvx::load(&keys[g]);
-            // An element comes after those before it that are equal.
+            // An element comes after equal elements with smaller indices.
             let next = hvx::add_w(have, splat_w(1));
             let (before, rest) = words.split_at(32 * g);
             let (among, after) = rest.split_at(rest.len().min(32));
@@ -221,11 +221,11 @@ impl hvx::Kernel for Best<'_> {
     fn run(self) -> f32 {
         let Self(elems, order) = self;
         let (vectors, remaining) = elems.as_chunks();
-        // The rest of a vector is filled with the first element.
+        // The unused lanes are filled with the first element.
         let mut rest = [elems.first().copied().unwrap_or(0.0); 32];
         rest[..remaining.len()].copy_from_slice(remaining);
         let rest = hvx::load_f32(&rest);
-        // Without a condition in the loop.
+        // One loop for each order, so that the loop has no condition.
         let best = match order {
             Order::Ascending => vectors.iter().fold(rest, |best, vector| {
                 hvx::min_f32(best, hvx::load_f32(vector))
@@ -265,7 +265,7 @@ pub fn sort(engine: &Engine, order: Order, dst: ViewMut<'_>, src: &Source<'_>) -
             elems: view.floats(at),
             order,
         };
-        // Rows that `words` refuses were refused above.
+        // Rows that `words` would refuse were refused above.
         let Ok(words) = row.words() else { return };
         match view.floats(at) {
             Some(elems) if n <= COUNTED => hvx::widest(Count {
@@ -310,7 +310,8 @@ pub fn arg_max(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()
     Ok(())
 }
 
-/// Elements of which the largest one is searched at first; later, those of a chunk among them.
+/// Number of elements that are first searched for their largest one; only if that matters, their
+/// chunks are searched one by one.
 const PIECE: usize = 4096;
 
 /// Returns the number of the last one of the largest elements of row `row`.

@@ -90,7 +90,8 @@ fn load_quants(block: &[u8], at: usize) -> Vector {
     if let Some(whole) = bytes.first_chunk() {
         return hvx::load_bytes(whole);
     }
-    // Copies of constant lengths are not calls, so vectors stay in registers.
+    // Copies of constant length compile to instructions instead of calls, so vectors stay in
+    // registers.
     let [mut padded] = hvx::zeros();
     if let (Some(out), Some(quants)) = (padded.0.first_chunk_mut(), bytes.first_chunk::<32>()) {
         *out = *quants;
@@ -102,7 +103,7 @@ fn load_quants(block: &[u8], at: usize) -> Vector {
     hvx::load(&padded)
 }
 
-/// Returns half the power of two that a byte of MXFP4 stands for: the factor of the doubled values.
+/// Returns half the power of two of MXFP4's exponent byte: the factor of the doubled values.
 ///
 /// Source: ggml `ggml_e8m0_to_fp32_half`.
 #[inline(always)]
@@ -271,7 +272,7 @@ fn quantize_iq4_nl(elems: &[f32; 32], block: &mut [u8]) {
 #[inline(always)]
 fn quantize_mxfp4(elems: &[f32; 32], block: &mut [u8]) {
     let most = farthest(elems).abs().to_bits().to_le_bytes();
-    // The exponent of the largest magnitude, less that of 4.
+    // The exponent of the largest magnitude, minus the exponent of 4.
     let exponent = (most[3] << 1 | most[2] >> 7).saturating_sub(2);
     let factor = half_power(exponent);
     let mut quants = [0; 32];

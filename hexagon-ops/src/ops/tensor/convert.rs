@@ -32,7 +32,7 @@ pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     }
 }
 
-/// f16 without gaps to as many f32, a multiple of 64. A kernel of its own, whose loop has no
+/// f16 without gaps to as many f32, a multiple of 64. A separate kernel, so that its loop has no
 /// conditions.
 struct Widen<'a> {
     halves: &'a [u8],
@@ -54,7 +54,7 @@ impl hvx::Kernel for Widen<'_> {
     }
 }
 
-/// f32 to as many f16 without gaps, a multiple of 64. A kernel of its own, whose loop has no
+/// f32 to as many f16 without gaps, a multiple of 64. A separate kernel, so that its loop has no
 /// conditions.
 struct Narrow<'a> {
     elems: &'a [f32],
@@ -87,8 +87,8 @@ impl hvx::Kernel for Narrow<'_> {
     }
 }
 
-/// Rows of f32 to rows of as many f16 without gaps inside, a multiple of 64: short rows, for which
-/// a call each is long.
+/// Converts rows of f32 to rows of as many f16 without gaps inside, a multiple of 64. It is for
+/// short rows, for which a call for each row would be slow.
 pub(super) struct NarrowRows<'a> {
     /// Elements starting with the first row, and the number of elements from one row to the next.
     pub(super) elems: (&'a [f32], usize),
@@ -154,7 +154,7 @@ fn is_dense_f32(shape: &Shape) -> bool {
     shape.dtype == Type::F32 && shape.has_dense_rows()
 }
 
-/// Reads as [`read`] does, for every type and stride: one copy of the code for all kernels.
+/// Reads as [`read`] does, for every type and stride. All kernels share this one copy of the code.
 #[inline(never)]
 fn convert_read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     hvx::widest(ReadElems { shape, row, k, out });
@@ -270,7 +270,8 @@ pub(super) fn write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
     }
 }
 
-/// Writes as [`write()`] does, for every type and stride: one copy of the code for all kernels.
+/// Writes as [`write()`] does, for every type and stride. All kernels share this one copy of the
+/// code.
 #[inline(never)]
 fn convert_write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
     hvx::widest(WriteElems {
@@ -404,7 +405,7 @@ fn whole(x: f32) -> i32 {
     x as i32
 }
 
-/// Returns the f32 of the bf16 in even and in odd places.
+/// Returns the f32 of the bf16 at even and at odd positions.
 #[inline(always)]
 pub(super) fn widen_bf16(halves: Vector) -> (Vector, Vector) {
     let high = splat_w(0xffff_0000_u32.cast_signed());
@@ -417,10 +418,10 @@ fn round_bf16(x: Vector) -> Vector {
     let sign = and(x, splat_w(i32::MIN));
     let magnitude = and(x, splat_w(i32::MAX));
     let infinity = splat_w(0x7f80_0000);
-    // First 1 for NaN, then its quiet bit.
+    // The word becomes 1 for NaN, then NaN's quiet bit.
     let above = hvx::max_w(hvx::sub_w(magnitude, infinity), splat_w(0));
     let quiet = hvx::shl_w(hvx::min_w(above, splat_w(1)), 22);
-    // Fractions of NaN are limited, so that rounding stays below the sign.
+    // NaN's fraction is limited, so that rounding does not carry into the sign.
     let magnitude = hvx::min_w(hvx::or(magnitude, quiet), splat_w(0x7fff_7fff));
     let odd = and(hvx::shr_w(magnitude, 16), splat_w(1));
     let rounded = hvx::add_w(hvx::add_w(magnitude, splat_w(0x7fff)), odd);

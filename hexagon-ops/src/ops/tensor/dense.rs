@@ -13,9 +13,8 @@ impl<'a> View<'a> {
         i1 * nb1 + i2 * nb2 + i3 * nb3
     }
 
-    /// Returns vectors at `count` places, the first of which is `offset` bytes after the first
-    /// element, each a row of dimension 1 after the one before; `None` if one ends after the
-    /// tensor's memory.
+    /// Returns vectors at `count` places, starting `offset` bytes after the first element, each a
+    /// row of dimension 1 after the one before; `None` if one would end after the tensor's memory.
     #[must_use]
     #[inline(always)]
     pub fn strided<const WIDTH: usize>(

@@ -106,8 +106,8 @@ impl<'v> View<'v> {
         })
     }
 
-    /// Reads elements `range` of row `at` as f32, with zeros after them. Row indices are taken
-    /// modulo the dimensions.
+    /// Reads elements `range` of row `at` as f32, with zeros after them. Row indices wrap around at
+    /// the dimensions.
     ///
     /// - `range`: within the row; whole blocks
     /// - `out`: `ceil(range / 32)` lines
@@ -138,7 +138,8 @@ impl<'v> View<'v> {
         let dtype = self.shape.dtype;
         let is_line = 2 * range.len() == LINE_BYTES;
         match self.dense_rows(rows.clone(), plane, range.start) {
-            // Whole lines need no call for parts of lines, so vectors stay in registers.
+            // Whole lines need no function call, as parts of lines do, so vectors stay in
+            // registers.
             Some(mut dense) if dtype == Type::F16 && is_line => {
                 for out in out {
                     let elems = dense.next(LINE_BYTES).first_chunk();
@@ -171,8 +172,9 @@ impl<'v> View<'v> {
             Some(mut dense) if dtype == Type::F16 => {
                 let kept = first_halves(range.len());
                 for out in out {
-                    // What follows the elements is often memory of the same tensor. A call for
-                    // parts of lines takes longer.
+                    // If a whole line can be read, because the tensor's memory goes on after the
+                    // row, read it and mask the end. That is faster than the function call for
+                    // parts of lines.
                     let line = dense.bytes.first_chunk();
                     let row = dense.next(2 * range.len());
                     let elems = match line {
@@ -203,9 +205,9 @@ impl<'v> View<'v> {
     }
 
     /// Returns rows of a plane starting at element `first`, if elements are consecutive and of a
-    /// type that is common here.
+    /// type that is common in this function.
     ///
-    /// - `rows`: the first is taken modulo the dimension, and no other one is past it
+    /// - `rows`: the first index wraps around at the dimension; no other index is past the end
     #[inline(always)]
     fn dense_rows(
         &self,
@@ -248,7 +250,7 @@ impl<'v> View<'v> {
         if self.shape.dtype != dtype || !self.shape.has_dense_rows() {
             return None;
         }
-        // The only row of many operations is the first.
+        // Many operations have only one row, at index 0.
         let start = match at {
             [0, 0, 0] => 0,
             at => self.shape.row(at),
@@ -257,8 +259,8 @@ impl<'v> View<'v> {
         bytemuck::try_cast_slice(bytes).ok()
     }
 
-    /// Reads as [`Self::read_lines`] does where elements are not consecutive, and for types that
-    /// are rare here.
+    /// Reads as [`Self::read_lines`] does, where elements are not consecutive, and for types that
+    /// are rare in kernels.
     #[inline(never)]
     fn read_scattered(&self, at: [usize; 3], range: Range<usize>, out: &mut [Line]) {
         let mut chunk: Chunk = [0.0; CHUNK];
@@ -273,7 +275,7 @@ impl<'v> View<'v> {
     }
 }
 
-/// Rows that are read in order: only the first one's place is computed.
+/// Rows that are read in order. Only the place of the first row is computed.
 struct DenseRows<'a> {
     dtype: Type,
     /// Bytes starting with the next row's first element.

@@ -8,7 +8,7 @@ use crate::hvx::{self, Moved};
 use crate::layout::LINE_BYTES;
 use crate::rt::cache;
 
-/// Bytes that are moved between two fetches.
+/// Bytes that are moved between two prefetches.
 const PIECE: usize = 16 << 10;
 
 impl Row<'_> {
@@ -25,7 +25,8 @@ impl Row<'_> {
         let dense = self.shape.has_dense_rows() && view.shape.has_dense_rows();
         let [to_stride, from_stride] = [self.shape.nb[0], view.shape.nb[0]];
         let blocks = view.shape.blocks();
-        // Blocks are powers of two, and divisions are function calls on the DSP.
+        // Block sizes are powers of two, so shifts replace divisions, which are function calls on
+        // the DSP.
         let [mut to, mut left, mut from] = [to, n, from].map(|k| k >> block.trailing_zeros());
         if from >= blocks {
             from %= blocks;
@@ -144,8 +145,8 @@ impl Run<'_> {
         is_dense && self.shape.dtype == view.shape.dtype
     }
 
-    /// Writes columns of rows `rows` of this run: those of as many rows of `view`, the first of
-    /// which is row `at`. Rows and columns that do not exist on either side are left out.
+    /// Writes columns of rows `rows` of this run, from as many rows of `view`, starting with row
+    /// `at`. Rows and columns that do not exist on either side are left out.
     ///
     /// `view` is such that [`Self::takes`] returns `true`.
     pub fn take(&mut self, rows: Range<usize>, view: &View<'_>, at: [usize; 3], columns: Columns) {
@@ -171,8 +172,8 @@ impl Run<'_> {
         move_pieces(to, from, moved);
     }
 
-    /// Writes the first `n` columns of all rows as [`Self::take`] does, from column 0 of `view`. Of
-    /// short rows it may write the rest of a line, too, which the caller writes afterwards.
+    /// Writes the first `n` columns of all rows as [`Self::take`] does, from column 0 of `view`.
+    /// For short rows it may also write the rest of a line, which the caller overwrites afterwards.
     pub fn take_lines(&mut self, view: &View<'_>, at: [usize; 3], n: usize) {
         let columns = Columns {
             to: 0,
@@ -183,7 +184,8 @@ impl Run<'_> {
             (n >> self.shape.dtype.block().trailing_zeros()) * self.shape.dtype.block_bytes();
         let from = view.tail(view.shape.row(at));
         let stride = view.shape.nb[1];
-        // Rows that have a line of the source's memory.
+        // The number of rows from which a whole line can be read without leaving the source's
+        // memory.
         let lines = match from.len().checked_sub(LINE_BYTES) {
             Some(last) if stride > 0 => (last / stride + 1).min(self.count),
             _ => 0,
@@ -203,16 +205,17 @@ impl Run<'_> {
         self.take(lines..self.count, view, [i1 + lines, i2, i3], columns);
     }
 
-    /// Writes each row: that of `view`, as long and of one type, which starts at the byte that
-    /// `offset` returns for the number of the row in this run. Rows that end after either side are
-    /// left out.
+    /// Copies each row from `view`, which has rows of the same length and type. `offset` returns
+    /// the byte at which a row starts in `view`, from the number of the row in this run. Rows that
+    /// end outside of `view` or of this run are left out.
     pub fn take_each(&mut self, view: &View<'_>, mut offset: impl FnMut(usize) -> usize) {
         let (bytes, stride) = (self.shape.row_bytes(), self.shape.nb[1]);
         for row in 0..self.count {
             let from = view.tail(offset(row)).get(..bytes);
             let to = self.bytes.get_mut(row * stride..row * stride + bytes);
             match (to, from) {
-                // Words are the rows of a router's weights: a call takes longer.
+                // A router's weights have rows of one word, for which a function call would take
+                // longer.
                 (Some([a, b, c, d]), Some([e, f, g, h])) => (*a, *b, *c, *d) = (*e, *f, *g, *h),
                 (Some(to), Some(from)) => to.copy_from_slice(from),
                 _ => {}
@@ -238,7 +241,7 @@ impl Run<'_> {
     }
 }
 
-/// Moves rows, about [`PIECE`] bytes at a time, while the next ones come towards the processor.
+/// Moves rows, about [`PIECE`] bytes at a time, while the next ones are fetched.
 fn move_pieces(to: &mut [u8], from: &[u8], rows: Moved) {
     let row = rows.row_bytes;
     if (rows.to_stride, rows.from_stride) == (row, row) || rows.count == 1 {
@@ -256,7 +259,7 @@ fn move_pieces(to: &mut [u8], from: &[u8], rows: Moved) {
         }
         return;
     }
-    // Divisions are function calls on the DSP, and rows are often short.
+    // Shifts instead of divisions, which are function calls on the DSP: rows are often short.
     let shift = PIECE.ilog2().saturating_sub(row.max(1).ilog2() + 1);
     let each = 1 << shift;
     let mut first = 0;

@@ -13,8 +13,8 @@ pub struct Row<'a> {
     pub(super) shape: &'a Shape,
     /// Index of the row in dimensions 1, 2 and 3.
     pub at: [usize; 3],
-    /// Column of the tensor's row at which this part of it starts; 0 unless the kernel takes parts
-    /// of rows.
+    /// Column of the tensor's row at which this part of it starts; 0 unless the kernel processes
+    /// parts of rows.
     pub first: usize,
 }
 

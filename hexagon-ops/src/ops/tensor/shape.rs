@@ -180,7 +180,8 @@ impl Shape {
     /// Returns the number of blocks of a row.
     #[must_use]
     pub fn blocks(&self) -> usize {
-        // Blocks are powers of two; divisions are function calls on the DSP.
+        // Block sizes are powers of two, so a shift replaces a division, which is a function call
+        // on the DSP.
         self.ne[0] >> self.dtype.block().trailing_zeros()
     }
 
@@ -259,7 +260,7 @@ impl Shape {
     pub fn merged(&self) -> Option<Self> {
         let [_, n1, n2, n3] = self.ne;
         let [b0, b1, b2, b3] = self.nb;
-        // The strides of single rows are 0.
+        // Dimensions of a single row have a stride of 0.
         let stride = match (n1, n2) {
             (1, 1) => b3,
             (1, _) => b2,
@@ -288,7 +289,7 @@ impl Shape {
             return None;
         }
         let mut order = [0, 1, 2];
-        // Dimensions with one index come last, so that rows of dimension 1 are usually numbered in
+        // Dimensions of one index come last, so that rows of dimension 1 are usually numbered in
         // order.
         order.sort_unstable_by_key(|i| (self.ne[i + 1] == 1, self.nb[i + 1]));
         let mut extent = self.row_bytes();

@@ -20,9 +20,9 @@ use crate::layout::{LINE_BYTES, Line, SUPER_BLOCK};
 
 /// Elements that are read at a time.
 const GROUP: usize = 32;
-/// Halves of these, each of which may have its own scale.
+/// Halves of groups; each half may have a separate scale.
 const HALVES: usize = SUPER_BLOCK / GROUP * 2;
-/// Lines that hold a super-block and what a load of its last bytes reads after them.
+/// Lines for a super-block, and for the bytes after it that a load of its last bytes also reads.
 const LINES: usize = 3;
 
 /// Scales and minima of a super-block, one for each 16 elements.
@@ -61,7 +61,7 @@ impl BlockBytes {
         widen_one([self.byte(at), self.byte(at + 1)])
     }
 
-    /// Returns the bytes that start at `at`; 32 of them are of interest.
+    /// Returns the bytes that start at `at`; the caller uses 32 of them.
     #[inline(always)]
     fn load(&self, at: usize) -> Vector {
         let bytes = self.all().get(at..).unwrap_or_default();
@@ -146,7 +146,7 @@ impl BlockBytes {
     /// Returns the quants of group `g`, as words.
     #[inline(always)]
     fn quants(&self, dtype: Type, g: usize) -> Vector {
-        // Half a super-block has one place for the bits of its four groups.
+        // Each half of a super-block has the bits of its four groups in the same bytes.
         let (half, part) = (g / 4, g % 4);
         let with = |low: Vector, upper: Vector, by: i32| hvx::or(low, hvx::shl_w(upper, by));
         let (bytes, zero) = match dtype {
@@ -166,7 +166,7 @@ impl BlockBytes {
                 (with(low, upper, 4), 32)
             }
             _ => {
-                // 16 bytes: their low nibbles, then their high ones.
+                // 16 bytes: first the low nibbles, then the high nibbles.
                 let bytes = self.load(8 + 16 * g);
                 let (nibbles, _) = hvx::swap_blocks::<4>(bytes, hvx::shr_b(bytes, 4));
                 (hvx::lookup16_b(nibbles, hvx::load(&IQ4_TABLE)), 0)

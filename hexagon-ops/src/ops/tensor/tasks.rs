@@ -1,4 +1,4 @@
-//! Shares a result out to the threads of an engine: its rows, or ranges of columns where rows are
+//! Divides a result among the threads of an engine: by rows, or by ranges of columns where rows are
 //! few and long.
 //!
 //! ```text
@@ -8,8 +8,8 @@
 //! rows that numbers name        parts that have as many of the named rows each
 //! ```
 //!
-//! A step takes packets, too, so a task gets at least [`TASK_PACKETS`]. Kernels reckon their
-//! packets from the counts of whole operations (tests/packets.txt), and are asked only if there are
+//! Starting a step costs packets, too, so a task gets at least [`TASK_PACKETS`]. Kernels compute
+//! their packets from the counts of whole operations (tests/packets.txt), and only if there are
 //! several threads.
 
 use super::{CHUNK, Chunks, Row, ViewMut};
@@ -39,9 +39,9 @@ pub const FUNCTION: usize = 32;
 /// Packets for 32 elements that are computed one by one.
 pub const SCALAR: usize = 640;
 
-/// Elements of which the columns of a task are a multiple: whole lines of f16 and f32, whole
-/// chunks, blocks and super-blocks, and whole groups of three and four vectors, so that each
-/// element is computed by the same code as in a whole row.
+/// The number of columns of a task is a multiple of this: whole lines of f16 and f32, whole chunks,
+/// blocks and super-blocks, and whole groups of three and four vectors. So each element is computed
+/// by the same code as in a whole row.
 const COLUMNS: usize = 3 * CHUNK;
 
 /// Returns the packets of a row of `elems` elements, or the largest number.
@@ -104,9 +104,9 @@ impl<'a> ViewMut<'a> {
         self.for_tasks(engine, |whole, tasks| whole.cut_columns(n, tasks), run);
     }
 
-    /// Runs `run` on parts of this tensor for a kernel that writes some rows, and leaves out those
-    /// that are not in its part: the parts have about as many of them each if their places ascend,
-    /// even after a jump back.
+    /// Runs `run` on parts of this tensor, for a kernel that writes some rows and leaves out those
+    /// that are not in its part. If the places of the rows ascend, even with one jump back, each
+    /// part has about equally many of them.
     ///
     /// - `work`: returns the packets of all written rows, and their number
     /// - `place`: returns the indices of a written row
@@ -176,7 +176,7 @@ impl<'a> ViewMut<'a> {
         let mut rest = tasks.iter_mut();
         for _ in 0..n_rows {
             let mut row = self.split_off(1);
-            // The parts come first, because `zip` takes one more of what comes first.
+            // `parts` comes first, because `zip` takes one extra item from its first iterator.
             for (units, task) in parts(units, per_row).zip(rest.by_ref()) {
                 *task = Some(row.split_columns(units * COLUMNS));
             }
@@ -184,8 +184,8 @@ impl<'a> ViewMut<'a> {
         n_rows * per_row
     }
 
-    /// Cuts the rows before those with the numbers `ends`, which ascend; the last one stands for
-    /// the end. Returns the number of parts.
+    /// Cuts the rows before those with the numbers `ends`, which ascend; the last one is the end.
+    /// Returns the number of parts.
     #[inline(never)]
     fn cut_at(mut self, ends: &[usize], tasks: &mut Tasks<'a>) -> usize {
         if ends.len() == 1 {
@@ -199,7 +199,7 @@ impl<'a> ViewMut<'a> {
         ends.len()
     }
 
-    /// Splits the first `count` rows off.
+    /// Splits off the first `count` rows.
     fn split_off(&mut self, count: usize) -> Self {
         let middle = (self.rows.start + count).min(self.rows.end);
         let first = self.rows.start..middle;
@@ -223,8 +223,8 @@ impl<'a> ViewMut<'a> {
         }
     }
 
-    /// Splits the first `count` columns, or all, off a single row without gaps inside. The rest may
-    /// have none, and is not used then.
+    /// Splits off the first `count` columns of a single row without gaps inside, or all columns.
+    /// The rest may be empty, and is not used then.
     fn split_columns(&mut self, count: usize) -> Self {
         let (block, size) = (self.shape.dtype.block(), self.shape.dtype.block_bytes());
         let count = count.min(self.shape.ne[0]);

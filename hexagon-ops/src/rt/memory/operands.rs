@@ -84,8 +84,8 @@ impl KeptBytes {
     }
 }
 
-/// Operands that are in their buffers, and of which no source shares a byte with the result, as
-/// long as no buffer is mapped or unmapped.
+/// Operands that are inside their buffers, and whose sources share no byte with the result. This
+/// holds as long as no buffer is mapped or unmapped.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckedOperands<const N: usize> {
     generation: Generation,
@@ -102,7 +102,7 @@ pub struct Operands<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> Operands<'a, N> {
-    /// Returns what [`LentBuffers::rebind`] needs to return these operands again without checks.
+    /// Returns a value from which [`LentBuffers::rebind`] restores these operands without checks.
     #[must_use]
     pub fn to_checked(&self) -> CheckedOperands<N> {
         let mut src = [KeptBytes::ABSENT; N];
@@ -155,16 +155,16 @@ impl<'a, const N: usize> Operands<'a, N> {
         let mut sources = [None; N];
         for (source, bound) in sources.iter_mut().zip(&self.src) {
             let Some(bound) = bound else { continue };
-            // SAFETY: in bounds by `bind`, mapped and not written by others by the contract of
-            // `Mapped::new`, nor through the result, which is elsewhere.
+            // SAFETY: in bounds by `bind`. The contract of `Mapped::new` guarantees that these
+            // bytes are mapped and that nobody else writes them. The result does not overlap them.
             *source =
                 Some(unsafe { core::slice::from_raw_parts(bound.start(), bound.range().len()) });
         }
         // SAFETY: in bounds by `bind`.
         let dst = unsafe { self.dst.mapped.cached.add(self.dst.span.start) };
-        // SAFETY: in bounds, mapped and used by nothing else by the contract of `Mapped::new`. No
-        // other slice covers it: the sources are elsewhere, and `self`, the only value that hands
-        // out bytes of the table, is borrowed for as long as this slice lives.
+        // SAFETY: in bounds. By the contract of `Mapped::new` it is mapped and nothing else uses
+        // it. No other slice covers it: the sources are elsewhere, and `self`, the only value that
+        // hands out bytes of the table, is borrowed for as long as this slice lives.
         let dst = unsafe { core::slice::from_raw_parts_mut(dst, self.dst.range().len()) };
         (dst, sources)
     }

@@ -3,7 +3,7 @@
 //! so that the engine copies while the rest of the chain is built.
 //!
 //! SOURCE: llama.cpp ggml-hexagon htp/dma-queue.h at ggml 0.26.0 links descriptors by `dmlink`
-//! after a `release` of each, and takes one for done when its bit is set; QEMU
+//! after a `release` of each, and regards one as done when its bit is set; QEMU
 //! target/hexagon/dma.c: `dmlink` starts an engine that is idle, and does nothing after an error.
 //! Not run on a device.
 
@@ -20,11 +20,12 @@ const CONTROL: usize = 1;
 const DONE: u32 = 1 << 31;
 /// Number of the last bit of a word.
 const LAST: usize = 31;
-/// Bits of the engine's status that say what it does, and their value while it copies.
+/// Bits of the engine's status that show its activity, and their value while it copies.
 const STATUS: u32 = 3;
 const RUNNING: u32 = 1;
-/// Polls of an engine until it counts as stuck. With the pause after it a poll takes 20 to 80
-/// cycles: 56 to 220 ms in all at 1.5 GHz. The longest copy, 16 MiB, takes 16 ms at 1 GB/s.
+/// Polls of an engine until it counts as stuck. With the pause after it a poll lasts 20 to 80
+/// cycles, so this many last 56 to 220 ms at 1.5 GHz. The longest copy, 16 MiB, lasts 16 ms at 1
+/// GB/s.
 const MAX_POLLS: u32 = 1 << 22;
 
 /// A descriptor, at a multiple of its length.
@@ -37,8 +38,7 @@ pub struct Chain {
     descriptors: [MaybeUninit<Descriptor>; MAX_DESCRIPTORS],
     /// Number of those that were started.
     count: usize,
-    /// A bit for each copy that has bytes and no descriptor; the last one also stands for all later
-    /// copies.
+    /// Bit i is set if copy i has bytes but no descriptor; the last bit covers all later copies.
     left_out: u32,
 }
 
@@ -68,7 +68,7 @@ impl Chain {
             if copy.shape.bytes() == 0 {
                 continue;
             }
-            // The engine takes the addresses, and writes through the second.
+            // The engine receives both addresses, and writes through the second.
             let from = copy.from.as_ptr().expose_provenance();
             let to = copy.to.as_mut_ptr().expose_provenance();
             let written = match ([from, to].map(u32::try_from), free.next()) {
@@ -81,10 +81,10 @@ impl Chain {
                 self.left_out |= 1 << number.min(LAST);
                 continue;
             };
-            // SAFETY: orders the descriptor's words before the engine's reads; touches nothing
-            // else.
+            // SAFETY: orders the writes of the descriptor before the engine's reads; touches
+            // nothing else.
             unsafe { asm!("release({0}):at", in(reg) descriptor, options(nostack)) };
-            // The nightly's own intrinsics for the engine have wrong signatures, hence assembly.
+            // Assembly, because the nightly's intrinsics for the engine have wrong signatures.
             if tail.is_null() {
                 // SAFETY: the descriptor is complete, and the caller keeps it and both sides
                 // untouched.
@@ -106,12 +106,12 @@ impl Chain {
         self.left_out = u32::MAX;
     }
 
-    /// Returns `true` if copy `number` may be left out.
+    /// Returns `true` if the engine may leave copy `number` out.
     pub fn leaves_out(&self, number: usize) -> bool {
         self.left_out >> number.min(LAST) & 1 == 1
     }
 
-    /// Returns `true` if no copy is left out.
+    /// Returns `true` if the engine makes all copies.
     #[inline(always)]
     pub const fn is_complete(&self) -> bool {
         self.left_out == 0
@@ -126,7 +126,7 @@ impl Chain {
         self.wait_for_engine()
     }
 
-    /// Does the same with a chain that was started.
+    /// Waits for the engine, for a chain that was started.
     #[inline(never)]
     fn wait_for_engine(&mut self) -> Waited {
         #[cfg(feature = "copies")]
@@ -134,12 +134,13 @@ impl Chain {
             // SAFETY: a descriptor that `start` has written; nothing else uses its two sides.
             unsafe { npu_copy(descriptor.as_mut_ptr().cast()) };
         }
-        // `dmwait` would sleep for as long as the engine needs, forever if it never finishes.
+        // Polls instead of `dmwait`, which sleeps until the engine has finished, and would sleep
+        // forever if it never does.
         for _ in 0..MAX_POLLS {
             let status: u32;
             // SAFETY: reads the status of this thread's engine.
             unsafe { asm!("{0} = dmpoll", out(reg) status, options(nostack)) };
-            // The status is older than the descriptors' bits: an engine that is idle has set them.
+            // The status was read before the descriptors' bits: an idle engine has set them by now.
             if self.is_done() {
                 return Waited::Done;
             }
@@ -170,12 +171,13 @@ impl Chain {
 
 #[cfg(feature = "copies")]
 unsafe extern "C" {
-    /// Makes the copy of a descriptor, which has four or eight words, and notes there that it is
-    /// done.
+    /// Makes the copy of a descriptor, which has four or eight words, and sets the bit that reports
+    /// its end.
     fn npu_copy(descriptor: *mut u32);
 }
 
-/// Writes the words of a descriptor, and returns its address; `None` if the copy has none.
+/// Writes the words of a descriptor, and returns its address; `None` if there is no descriptor for
+/// the copy.
 #[inline(always)]
 fn write(
     descriptor: &mut MaybeUninit<Descriptor>,

@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::rt::MatrixPart;
 use crate::rt::workers::{RunningStep, TaskList, ThreadSystem, Workers};
 
-/// Most threads besides the caller's that run tasks.
+/// Most threads that run tasks, not counting the caller's.
 ///
 /// SOURCE: llama.cpp ggml-hexagon htp/main.c limits its threads to 10.
 const MAX_WORKERS: usize = 9;
@@ -47,7 +47,7 @@ struct ThreadAttributes {
     bus_priority: u8,
     timetest_id: u16,
     stack_bytes: c_uint,
-    /// Its lowest address.
+    /// The lowest address of the stack.
     stack: *mut c_void,
     detach_state: u16,
     reserved: [u16; 15],
@@ -87,7 +87,7 @@ impl ThreadAttributes {
 #[repr(C, align(128))]
 struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
 
-// SAFETY: Rust code only takes its address; one thread runs on it at a time (`Team`).
+// SAFETY: Rust code only uses its address; one thread at a time runs on it (`Team`).
 unsafe impl Sync for Stack {}
 
 static STACKS: [Stack; MAX_WORKERS + 1] =
@@ -110,7 +110,7 @@ unsafe extern "C" {
     fn ggml_rust_npu_worker(argument: *mut c_void);
 }
 
-// The stack of a thread is aligned to 8 bytes, vectors spill to 128.
+// Stacks of threads are aligned to 8 bytes, but spilled vectors need 128.
 global_asm!(
     ".globl ggml_rust_npu_worker",
     ".type ggml_rust_npu_worker, @function",
@@ -127,7 +127,7 @@ global_asm!(
 static WORKERS: Workers = Workers::new();
 /// The state of the thread that holds the matrix unit, the only worker there.
 static MATRIX: Workers = Workers::new();
-/// `true` while [`MATRIX`] wants its thread: the next one that starts is it.
+/// `true` while [`MATRIX`] has no thread: the next thread that starts becomes it.
 static WANTS_MATRIX_THREAD: AtomicBool = AtomicBool::new(false);
 /// `true` while a team has it.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
@@ -137,12 +137,12 @@ struct Qurt;
 
 impl ThreadSystem for Qurt {
     fn wait(word: &AtomicU32, value: u32) {
-        // SAFETY: reads the word, which lives as long as the process.
+        // SAFETY: the call reads the word, which lives as long as the process.
         unsafe { qurt_futex_wait(word.as_ptr().cast(), value.cast_signed()) };
     }
 
     fn wake(word: &AtomicU32, count: u32) {
-        // SAFETY: the address is only compared.
+        // SAFETY: the call only compares the address.
         unsafe { qurt_futex_wake(word.as_ptr().cast(), count.cast_signed()) };
     }
 
@@ -167,8 +167,8 @@ pub fn thread_priority() -> c_int {
     qurt_thread_get_priority(qurt_thread_get_id())
 }
 
-/// Starts a thread with the priority of the calling one on a stack that no thread has; `None` if
-/// the system refuses it.
+/// Starts a thread with the priority of the calling one, on an unused stack; `None` if the system
+/// refuses it.
 fn start_one(stack: &Stack) -> Option<ThreadId> {
     // SOURCE: qurt_thread.h: 1 to 254; the larger number is the lower priority.
     const PRIORITIES: RangeInclusive<u16> = 1..=254;
@@ -177,8 +177,8 @@ fn start_one(stack: &Stack) -> Option<ThreadId> {
     let attributes = ThreadAttributes::new(priority, stack.0.get().cast());
     let mut id = 0;
     let argument = core::ptr::null_mut();
-    // SAFETY: attributes that are complete, a stack of that size for as long as the process lives,
-    // and a function that uses its argument for nothing.
+    // SAFETY: the attributes are complete, the stack has this size and lives as long as the
+    // process, and the function does not use its argument.
     let refused = unsafe {
         qurt_thread_create(
             &raw mut id,
@@ -196,7 +196,7 @@ pub struct Team {
     /// The threads that were started.
     ids: [ThreadId; MAX_WORKERS + 1],
     started: usize,
-    /// One of them is the matrix unit's.
+    /// `true` if one of these threads uses the matrix unit.
     has_matrix_thread: bool,
 }
 
@@ -218,7 +218,8 @@ impl Team {
         while team.started < wanted && team.start_next() {}
         if team.started == wanted {
             WANTS_MATRIX_THREAD.store(true, Ordering::Relaxed);
-            // If it does not start, an earlier thread may have taken the matrix unit meanwhile.
+            // If the thread does not start, an earlier one may have taken the matrix unit
+            // meanwhile.
             let is_started = team.start_next();
             let is_wanted = !is_started && WANTS_MATRIX_THREAD.swap(false, Ordering::Relaxed);
             team.has_matrix_thread = !is_wanted;
@@ -254,7 +255,7 @@ impl Team {
         self.has_matrix_thread
     }
 
-    /// Runs the tasks of a step, and `part` beside them.
+    /// Runs the tasks of a step, and `part` at the same time.
     pub fn run(&self, step: &RunningStep<'_>, part: &mut impl MatrixPart) {
         if part.is_empty() || !self.has_matrix_thread {
             return WORKERS.run::<Qurt>(step, || part.run());
@@ -275,10 +276,10 @@ impl Drop for Team {
         let mut is_one_left = false;
         for id in &self.ids[..self.started] {
             let mut status = 0;
-            // SAFETY: a thread that was started and not joined.
+            // SAFETY: the thread was started and has not been joined.
             is_one_left |= unsafe { qurt_thread_join(*id, &raw mut status) } != 0;
         }
-        // A thread that could not be waited for may still have its stack.
+        // If a thread could not be joined, its stack may still be in use.
         IS_TAKEN.store(is_one_left, Ordering::Release);
     }
 }

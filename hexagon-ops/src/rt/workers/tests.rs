@@ -34,7 +34,7 @@ fn step<T: Send>(state: &Workers, tasks: &mut [T], run: impl Fn(&mut T) + Sync) 
     TaskList::new(tasks, run).with_step(|step| state.run::<Host>(step, || ()));
 }
 
-/// Calls `body` with workers beside it.
+/// Calls `body` while worker threads run.
 fn with_workers(workers: usize, body: impl FnOnce(&Workers)) {
     let state = Workers::new();
     std::thread::scope(|scope| {
@@ -69,7 +69,7 @@ fn workers_run_tasks_while_the_caller_does_its_own_work() {
                 *task += 1;
                 left.store(0, Ordering::Release);
             });
-            // If the tasks waited for the caller's own work, this would not end.
+            // This would hang if the tasks waited for the caller's own work.
             list.with_step(|step| {
                 state.run::<Host>(step, || {
                     while left.load(Ordering::Acquire) > 0 {
@@ -82,7 +82,7 @@ fn workers_run_tasks_while_the_caller_does_its_own_work() {
     });
 }
 
-/// The matrix unit's thread has its own queue, beside that of the vector threads.
+/// The matrix unit's thread has a separate queue from that of the vector threads.
 #[test]
 fn one_thread_runs_all_parts_while_the_others_run_tasks() {
     let unit = &Workers::new();
@@ -100,7 +100,7 @@ fn one_thread_runs_all_parts_while_the_others_run_tasks() {
                 .with_step(|part| {
                     unit.run_on_workers::<Host>(part, || {
                         step(state, &mut tasks, |task| *task += 1);
-                        // If the part waited for the caller, this would not end.
+                        // This would hang if the part waited for the caller.
                         while left.load(Ordering::Acquire) > 0 {
                             std::thread::yield_now();
                         }
@@ -135,7 +135,7 @@ fn the_caller_does_its_own_work_once_even_within_a_step() {
 fn tasks_run_at_the_same_time() {
     with_workers(2, |state| {
         let met = std::sync::Barrier::new(3);
-        // If one thread ran two of the tasks, the first would wait forever for the second.
+        // This would hang if one thread ran two of the tasks: the first would wait for the second.
         step(state, &mut [(); 3], |()| {
             met.wait();
         });
@@ -143,7 +143,7 @@ fn tasks_run_at_the_same_time() {
 }
 
 /// Some steps find the workers polling, some asleep, and some in between; so does the caller, which
-/// waits for tasks that take long.
+/// waits for long tasks.
 #[test]
 fn steps_follow_each_other_in_any_rhythm() {
     with_workers(2, |state| {

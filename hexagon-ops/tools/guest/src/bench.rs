@@ -25,7 +25,7 @@ use hexagon_ops::ops::rows::{Norm, Rope, RopePairs, norm, rope};
 use hexagon_ops::ops::tensor::{Shape, Source, Type, View, ViewMut};
 use hexagon_ops::rt::Engine;
 
-/// Elements along K of every kernel measured.
+/// Elements along K of each measured kernel.
 const K: usize = 1024;
 /// Tiles of a panel.
 const TILES: usize = K / TILE_DIM;
@@ -37,7 +37,7 @@ const QUERIES: usize = 64;
 const LINES: usize = TILES * 8 + TILES / 2;
 
 static LINES_OF_PANEL: [Line; LINES] = [Line::ZERO; LINES];
-/// 32 rows of blocks of Q4_0, and what a load of the last two reads after them.
+/// 32 rows of blocks of Q4_0, and the bytes after them that a load of the last two also reads.
 static ROWS_OF_BLOCKS: [Line; TILES * TILE_DIM * 18 / LINE_BYTES + 1] =
     [Line::ZERO; TILES * TILE_DIM * 18 / LINE_BYTES + 1];
 static ACT_LINES: [Line; act_lines(K)] = [Line::ZERO; act_lines(K)];
@@ -80,7 +80,7 @@ fn measure(units: usize, mut kernel: impl FnMut()) -> u32 {
     (spent * 100 + units as u32 / 2) / units as u32
 }
 
-/// A function as a place to write text to.
+/// A function to which text is written.
 pub struct Text<'a>(pub &'a mut dyn FnMut(&str));
 
 impl Write for Text<'_> {
@@ -280,7 +280,7 @@ fn attentions(line: &mut dyn FnMut(&str, &str, u32)) {
             mask: Some(mask),
             sinks: None,
         };
-        // Copies bring nothing, but VTCM has the bytes of the cache.
+        // Keys and values are not copied here, but VTCM must have room for the bytes of the cache.
         vtcm.fill(Tile([CACHE[0]; F16_TILE_LINES]));
         let spent = measure(K, || {
             let Ok(dst) = ViewMut::new(bytemuck::cast_slice_mut(attended), result) else {

@@ -14,8 +14,8 @@ const PLACES: usize = 256;
 /// Bytes of a page, or of several.
 const PAGE: usize = 1 << 16;
 
-/// Lengths; their number has no factor in common with [`PLACES`] and [`TURNS`], so that all meet
-/// all places.
+/// Lengths; their number has no factor in common with [`PLACES`] and [`TURNS`], so that every
+/// number occurs with every place.
 const LENGTHS: [usize; 41] = [
     0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 20, 24, 31, 32, 33, 40, 63, 64, 65, 100, 127, 128, 129, 136, 140,
     191, 255, 256, 257, 383, 384, 385, 511, 512, 600,
@@ -62,8 +62,8 @@ impl Noise {
 unsafe fn each(to: *mut u8, bytes: usize, from_end: bool, value: impl Fn(usize) -> u8) {
     for i in 0..bytes {
         let i = if from_end { bytes - 1 - i } else { i };
-        // SAFETY: one of the caller's bytes; volatile, so that the compiler does not call what is
-        // being tested.
+        // SAFETY: one of the caller's bytes. A volatile write, so that the compiler does not
+        // replace the loop by a call of the function that is tested.
         unsafe { write_volatile(to.wrapping_add(i), value(i)) };
     }
 }
@@ -73,7 +73,7 @@ unsafe fn each(to: *mut u8, bytes: usize, from_end: bool, value: impl Fn(usize) 
 /// # Safety
 /// No reference to the statics of this file is alive.
 unsafe fn agrees(function: Function, noise: &mut Noise, at: usize, from: usize, bytes: usize) -> bool {
-    // SAFETY: the only reference.
+    // SAFETY: this is the only reference.
     let [source, have, want] = [&FROM, &HAVE, &WANT].map(|buffer| unsafe { buffer.get() });
     let byte = noise.byte();
     source.0[from] = byte;
@@ -92,7 +92,7 @@ unsafe fn agrees(function: Function, noise: &mut Noise, at: usize, from: usize, 
         Function::Move | Function::Fill => want.0.as_ptr().wrapping_add(from),
     };
     let returned = match function {
-        // SAFETY: the last place and the longest length end inside of a buffer.
+        // SAFETY: the last place plus the longest length is inside the buffer.
         Function::Copy => unsafe { memcpy(to.cast(), start.cast(), bytes) },
         // SAFETY: as above.
         Function::Move => unsafe { memmove(to.cast(), start.cast(), bytes) },
@@ -117,7 +117,7 @@ unsafe fn agrees(function: Function, noise: &mut Noise, at: usize, from: usize, 
 /// # Safety
 /// `page` is mapped.
 unsafe fn stay_inside(page: *mut u8) {
-    // SAFETY: the only reference.
+    // SAFETY: this is the only reference.
     let buffer = unsafe { HAVE.get() }.0.as_mut_ptr();
     for bytes in 0..=3 * 128 {
         for at in [page, page.wrapping_add(PAGE - bytes)] {
@@ -133,9 +133,9 @@ unsafe fn stay_inside(page: *mut u8) {
         }
         let shift = bytes / 2;
         let end = page.wrapping_add(PAGE - bytes);
-        // SAFETY: the page has the bytes and as many before them.
+        // SAFETY: the page has these bytes, and as many before them.
         unsafe { memmove(end.cast(), end.wrapping_sub(shift).cast(), bytes) };
-        // SAFETY: as above, after them.
+        // SAFETY: as above; these are the bytes after those.
         unsafe { memmove(page.wrapping_add(shift).cast(), page.cast(), bytes) };
     }
 }
@@ -147,7 +147,7 @@ unsafe fn stay_inside(page: *mut u8) {
 pub unsafe fn run(text: &mut dyn Write, map: impl Fn(usize) -> *mut u8, unmap: impl Fn(*mut u8, usize)) -> fmt::Result {
     let mut noise = Noise(1);
     for buffer in [&FROM, &HAVE] {
-        // SAFETY: the only reference.
+        // SAFETY: this is the only reference.
         unsafe { buffer.get() }.0.fill_with(|| noise.byte());
     }
     for function in [Function::Copy, Function::Move, Function::Fill] {
@@ -170,7 +170,7 @@ pub unsafe fn run(text: &mut dyn Write, map: impl Fn(usize) -> *mut u8, unmap: i
     let pages = map(3 * PAGE);
     unmap(pages, PAGE);
     unmap(pages.wrapping_add(2 * PAGE), PAGE);
-    // SAFETY: the page in the middle is left.
+    // SAFETY: the page in the middle is still mapped.
     unsafe { stay_inside(pages.wrapping_add(PAGE)) };
     writeln!(text, "Page {PAGE}")
 }

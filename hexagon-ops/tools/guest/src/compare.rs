@@ -63,7 +63,7 @@ pub fn exponentials(write: &mut dyn FnMut(&[u8])) {
     }
     let _ = conventional::exponentials(scores, hvx::splat_h(0));
     write(bytemuck::cast_slice(scores));
-    // Differences of up to 6 from the largest.
+    // Differences from the largest score, up to 6.
     let row = &mut scores[..1024 * 2 / LINE_BYTES];
     let halves: &mut [u16] = bytemuck::cast_slice_mut(row);
     for (half, k) in halves.iter_mut().zip(0..) {

@@ -1,5 +1,5 @@
-//! Kernels for the comparison in docs/results/tables/packets.md: the steps before the library's
-//! kernels of the same purpose. They are counted, and no part of the DSP library.
+//! Kernels for the comparison in docs/results/tables/packets.md: straightforward versions of the
+//! library's kernels. They are counted, but are not part of the DSP library.
 //!
 //! | kernel | does |
 //! |---|---|
@@ -20,14 +20,14 @@ const BLOCK_BYTES: usize = 18;
 /// The first f16 with a spacing of 1 above its bits; a sum with it is rounded to a whole number.
 const ROUND: u16 = 0x6600;
 
-/// Returns the vector as the intrinsics take it.
+/// Returns the vector in the intrinsics' type.
 #[inline(always)]
 fn raw(v: Vector) -> HvxVector {
     // SAFETY: `Vector` is a transparent wrapper of this type.
     unsafe { core::mem::transmute::<Vector, HvxVector>(v) }
 }
 
-/// Returns the vector as the library takes it.
+/// Returns the vector in the library's type.
 #[inline(always)]
 fn wrapped(v: HvxVector) -> Vector {
     // SAFETY: as in `raw`.
@@ -118,10 +118,10 @@ pub fn dequantize_rows(weights: &[u8], k_tiles: usize, out: &mut [Tile]) -> bool
         let offsets = hvx::add_w(hvx::load(&WORD_OFFSETS), hvx::splat_w(4 * n));
         let mut tile = tiles;
         for _ in 0..pairs {
-            // SAFETY: two blocks start here, and `slack` bytes follow the last two.
+            // SAFETY: two blocks start here, and `slack` bytes follow after the last two.
             let blocks = unsafe { &*from.cast::<[u8; LINE_BYTES]>() };
             let values = two_blocks(blocks, masks);
-            // SAFETY: offsets are below 2 · F16_TILE_BYTES - 3, and so many bytes of `out` start at
+            // SAFETY: offsets are below 2 · F16_TILE_BYTES - 3, and `out` has that many bytes after
             // `tile`.
             unsafe {
                 arch::Q6_vscatter_RMVwV(
@@ -142,11 +142,11 @@ pub fn dequantize_rows(weights: &[u8], k_tiles: usize, out: &mut [Tile]) -> bool
 #[inline(always)]
 fn two_blocks(blocks: &[u8; LINE_BYTES], [first, second, low, high]: [Vector; 4]) -> Vector {
     let bytes = hvx::load_bytes(blocks);
-    // Moves the 16 bytes of quants of the first block to piece 0, those of the second to piece 2.
+    // Moves the first block's 16 bytes of quants to piece 0, and the second block's to piece 2.
     let to_first = rotate(bytes, 2);
     let to_second = rotate(bytes, LINE_BYTES as i32 - (32 - 20));
     let both = hvx::or(hvx::and(to_first, first), hvx::and(to_second, second));
-    // The high nibbles follow the low ones.
+    // The high nibbles follow after the low ones.
     let upper = rotate(hvx::shr_b(both, 4), LINE_BYTES as i32 - 16);
     let quants = hvx::or(hvx::and(both, low), hvx::and(upper, high));
     // SAFETY: [HVX] of the module doc.
@@ -211,7 +211,7 @@ fn dequantize_tile(quants: &[Line; 4], scale: Vector, out: &mut Tile) {
 pub fn exponentials(row: &mut [Line], largest: Vector) -> (Vector, Vector) {
     let mut sums = (Accumulator::zero(), Accumulator::zero());
     for [first, second] in row.as_chunks_mut::<2>().0 {
-        // Two vectors at a time: the steps of one fill the pauses between those of the other.
+        // Two vectors at a time, so that the steps of one fill the waiting times of the other.
         let x = [&*first, &*second].map(|line| hvx::sub_f16(hvx::load(line), largest));
         let weights = [exponential(x[0]), exponential(x[1])];
         hvx::store(first, weights[0]);
@@ -223,7 +223,7 @@ pub fn exponentials(row: &mut [Line], largest: Vector) -> (Vector, Vector) {
 }
 
 /// f16 constants of [`exponential`]. The polynomial's are 2^11 times too large, so that the power
-/// of two below FP16's normal numbers has an exponent, too; the last product takes this back.
+/// of two below FP16's normal numbers has an exponent, too; the last product undoes this.
 const LOG2_E: u16 = 0x3dc5;
 /// ln 2 in a part of four bits, whose products with n are exact, and the rest; negative.
 const MINUS_LN_2: [u16; 2] = [0xb980, 0x9dc8];
@@ -239,7 +239,7 @@ const DOWN: u16 = 0x1000;
 fn exponential(x: Vector) -> Vector {
     let x = hvx::max_f16(x, hvx::splat_h(LOWEST));
     let (turns, p) = power_and_polynomial(x);
-    // The low bits of `turns` are n.
+    // n is in the low bits of `turns`.
     let power = hvx::add_h(p, hvx::shl_h(turns, 10));
     hvx::mul_f16(power, hvx::splat_h(DOWN))
 }
@@ -266,7 +266,7 @@ fn power_and_polynomial(x: Vector) -> (Vector, Vector) {
 #[inline(always)]
 fn power_and_polynomial(x: Vector) -> (Vector, Vector) {
     let turns = f16_sum(product(x, LOG2_E), ROUND);
-    // By integers, because a qf16 has bits below those of an f16.
+    // As integers, because a qf16 has more bits than an f16.
     let n = hvx::f16_from_h(hvx::add_h(turns, hvx::splat_h(ROUND.wrapping_neg())));
     let [first, rest] = MINUS_LN_2.map(|part| product(n, part));
     // SAFETY: [HVX] of the module doc.

@@ -69,7 +69,7 @@ static ARENA: Scratch<rows::Arena> = Scratch::new(rows::Arena {
     dst: [Line::ZERO; rows::LINES],
 });
 
-// The stack of a Linux process is aligned to 8 bytes, vectors spill to 128.
+// Linux aligns the stack of a process to 8 bytes, but spilled vectors need 128.
 global_asm!(
     ".globl _start",
     "_start:",
@@ -86,7 +86,7 @@ global_asm!(
 unsafe fn syscall(number: usize, a: usize, b: usize, c: usize) -> isize {
     const MAP_PRIVATE_ANONYMOUS: usize = 0x22;
     let result;
-    // SAFETY: the caller vouches for the call; trap0(#1) preserves every register but r0.
+    // SAFETY: the caller guarantees the system call; trap0(#1) preserves every register but r0.
     unsafe {
         asm!("{{ trap0(#1) }}", in("r6") number, inlateout("r0") a => result, in("r1") b, in("r2") c,
             in("r3") MAP_PRIVATE_ANONYMOUS, in("r4") usize::MAX, in("r5") 0);
@@ -144,17 +144,17 @@ impl core::fmt::Write for Output {
 /// Returns new memory, zeroed.
 fn map(bytes: usize) -> *mut u8 {
     const READ_WRITE: usize = 3;
-    // SAFETY: new memory.
+    // SAFETY: the memory is new, so nothing else uses it.
     unsafe { syscall(222, 0, bytes, READ_WRITE) as *mut u8 }
 }
 
 /// Compares `memcpy`, `memmove` and `memset` with loops; ends the program after a difference.
 fn compare_bytes() {
-    // SAFETY: `bytes::run` does not use what it has unmapped.
+    // SAFETY: `bytes::run` does not use memory that it has unmapped.
     let unmap = |at: *mut u8, bytes: usize| {
         let _ = unsafe { syscall(215, at as usize, bytes, 0) };
     };
-    // SAFETY: the closures do what they are asked for.
+    // SAFETY: the closures map and unmap what they are asked for.
     if unsafe { bytes::run(&mut Output, map, unmap) }.is_err() {
         exit(4);
     }

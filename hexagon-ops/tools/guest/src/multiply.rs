@@ -24,8 +24,8 @@ pub fn run(write: &mut dyn FnMut(&[u8])) {
     let vtcm = unsafe { VTCM.get() };
     // SAFETY: the only reference to DST.
     let dst = unsafe { DST.get() };
-    // SAFETY: the sender of this request runs the guest where the matrix unit is on and accepts any
-    // memory.
+    // SAFETY: whoever sends this request runs the guest on a machine whose matrix unit is on and
+    // accepts any memory.
     let mut hmx = unsafe { Hmx::assume_held(Form::Scaling) };
     let Ok(layout) = MatrixLayout::new(WeightType::Q4_0, SIDE, SIDE) else {
         return;

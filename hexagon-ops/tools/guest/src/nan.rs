@@ -18,9 +18,9 @@ static ACTS: Scratch<[[Line; act_lines(K)]; 2]> = Scratch::new([[Line::ZERO; act
 static TILES: Scratch<[Tile; K / TILE_DIM]> = Scratch::new([Tile::ZERO; K / TILE_DIM]);
 static OUT: Scratch<[[f32; TILE_DIM]; TILE_DIM]> = Scratch::new([[0.0; TILE_DIM]; TILE_DIM]);
 
-/// Writes 32 results of each way to multiply a row of ones and one element with the given bits: dot
-/// products with activations of 8 and of 16 bits for Q4_0 and for Q8_0, all weights zero; then the
-/// matrix unit's, whose second row is finite: two rows.
+/// Multiplies a row of ones, in which one element has the given bits, and writes 32 results of each
+/// code path: dot products with activations of 8 and of 16 bits for Q4_0 and for Q8_0, all weights
+/// zero; then the matrix unit's, whose second row is finite: two rows.
 pub fn run(bits: u32, write: &mut dyn FnMut(&[u8])) -> bool {
     let mut row = [1.0; K];
     row[77] = f32::from_bits(bits);

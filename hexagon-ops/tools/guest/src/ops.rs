@@ -83,7 +83,7 @@ pub const NAMES: [&str; 72] = [
 #[allow(dead_code, reason = "only the host test asks")]
 pub const FIRST_FLOAT: usize = 43;
 
-/// Number that stands for an accumulator: `(c + a · b + a) · (a - b) + c`.
+/// Operation number of an accumulator: `(c + a · b + a) · (a - b) + c`.
 pub const ACCUMULATE: usize = NAMES.len();
 
 /// Runs operation `op`; operations with one result return it twice.
@@ -191,7 +191,7 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
     }
 }
 
-/// Returns `table` with its entries 16 to 31 equal to 0 to 15, as [`hvx::lookup16_b`] wants it.
+/// Returns `table` with its entries 16 to 31 equal to 0 to 15, as [`hvx::lookup16_b`] requires.
 fn repeated(table: Vector) -> Vector {
     let mut line = Line::ZERO;
     hvx::store(&mut line, table);

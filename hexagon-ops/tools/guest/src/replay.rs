@@ -4,7 +4,7 @@
 //! The input, words of 32 bits:
 //!
 //! ```text
-//! buffers, inputs, fillings, commands     numbers of what follows
+//! buffers, inputs, fillings, commands     numbers of the entries that follow
 //! each buffer:   number, bytes
 //! each input:    buffer, offset, bytes; with the highest bit set, these are zeros, else the bytes follow, to a multiple of 4
 //! each filling:  command, buffer, offset, kind, count, limit, group
@@ -15,11 +15,11 @@
 //! compute. So before a command, at no cost, its *fillings* write `count` values: kind 0, f32
 //! between -1 and 1; kind 1, i32 below `limit`, which differ in each `group`; kind 2, f32 of 1.
 //!
-//! The host's inputs are written before each run, because ggml gives their memory to later results.
-//! The list runs twice, and the second run is counted: a graph comes again. A command's packets are
-//! those from the start of its turn in the list to the start of the next one's. The program makes
-//! the copies of the DMA engine; their packets do not count, their bytes are told. One line for
-//! each command: packets, bytes copied.
+//! The host's inputs are written before each run, because ggml reuses their memory for later
+//! results. The list runs twice, and the second run is counted, because a graph is usually
+//! repeated. A command's packets are those from the start of its turn in the list to the start of
+//! the next one's. The program does the copies of the DMA engine: it does not count their packets,
+//! but reports their bytes. One line for each command: packets, bytes copied.
 
 use core::fmt::Write;
 use core::ops::Range;
@@ -41,9 +41,9 @@ const COMMANDS: usize = 8192;
 const FILLINGS: usize = 2048;
 /// Most inputs.
 const INPUTS: usize = 256;
-/// Bit of the bytes of an input that is zero.
+/// Flag in the number of bytes of an input that is zero.
 const ZEROS: u32 = 1 << 31;
-/// Packets of a call of [`npu_copy`] that it does not see.
+/// Packets of a call of [`npu_copy`] that are outside of the part that it counts itself.
 const CALL_PACKETS: u32 = 3;
 
 /// The state of a replay.
@@ -95,7 +95,7 @@ static REPLAY: Scratch<Replay> = Scratch::new(Replay {
 /// The descriptor is one of `rt/descriptor.rs`, and nothing else uses its two sides.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn npu_copy(descriptor: *mut u32) {
-    /// Control bits of eight words and of a copy that is done, and the kind of wide rows.
+    /// Bits of a descriptor's control word: the descriptor has eight words; its copy is done.
     const EIGHT_WORDS: u32 = 1 << 24;
     const DONE: u32 = 1 << 31;
     const WIDE: u32 = 9;
@@ -154,8 +154,8 @@ impl Platform for System {
         cache::clean(mapped.start().wrapping_add(range.start), range.len(), access);
     }
 
-    /// The loop asks for the time when a submission starts, when a command of a list has its turn,
-    /// and for the completion.
+    /// The loop reads the time when a submission starts, when a command of a list starts, and for
+    /// the completion.
     fn time_us(&mut self) -> u64 {
         let start = packets();
         // SAFETY: no other reference is alive in a call of the loop.
@@ -175,10 +175,10 @@ impl Platform for System {
 }
 
 impl Replay {
-    /// Notes the start of a command's turn, and fills its operands.
+    /// Notes the packets at the start of a command, and fills its operands.
     fn begin(&mut self, now: u32) {
         self.turn += 1;
-        // The first call is that of the submission.
+        // Turn 0 is the call that submits, so commands start one turn later.
         let Some(turn) = self.turn.checked_sub(2).filter(|turn| *turn <= COMMANDS) else { return };
         self.turns[turn] = now.wrapping_sub(self.free);
         self.bytes[turn] = self.copied;
@@ -200,8 +200,8 @@ impl Filling {
                 }
                 2 => 1_f32.to_bits(),
                 _ => {
-                    // A row of a group starts anywhere and goes on in steps that reach every number
-                    // once.
+                    // A row of a group starts at a random column and advances by a step that
+                    // reaches every number once.
                     let (row, column) = (i / self.group, i % self.group);
                     (row.wrapping_mul(0x9e37_79b9) >> 7).wrapping_add(column * (self.limit / self.group).max(1)) % self.limit
                 }
@@ -236,7 +236,7 @@ pub fn run(text: &mut impl Write, map: &dyn Fn(usize) -> *mut u8, read: &mut dyn
         let (is_zero, bytes) = (bytes & ZEROS != 0, (bytes & !ZEROS).next_multiple_of(4) as usize);
         *input = (map(bytes), find(buffer)?.wrapping_add(offset as usize), bytes);
         if !is_zero {
-            // SAFETY: new memory of that size.
+            // SAFETY: the memory is new and has that size.
             read(unsafe { core::slice::from_raw_parts_mut(input.0, bytes) }).then_some(())?;
         }
     }
@@ -250,7 +250,7 @@ pub fn run(text: &mut impl Write, map: &dyn Fn(usize) -> *mut u8, read: &mut dyn
     }
     let bytes = n_commands as usize * size_of::<Command>();
     let commands = map(bytes);
-    // SAFETY: new memory of that size.
+    // SAFETY: the memory is new and has that size.
     read(unsafe { core::slice::from_raw_parts_mut(commands, bytes) }).then_some(())?;
     for (memory, place) in replay.memory.iter_mut().zip(places) {
         *memory = place.1;

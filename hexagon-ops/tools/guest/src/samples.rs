@@ -40,6 +40,6 @@ pub const LARGEST: u16 = 0x4200;
 /// Returns score `k` of a row: f16 between -3 and 3.
 pub fn score(k: u16) -> u16 {
     let bits = k.wrapping_mul(40_503);
-    // The magnitudes below 3, and both signs.
+    // Magnitudes below 3, with both signs.
     ((bits & 0x7fff) % (LARGEST + 1)) | (bits & 0x8000)
 }

@@ -11,10 +11,10 @@ use crate::scratch::Scratch;
 
 /// Rows of a result.
 const ROWS: usize = 64;
-/// Elements of a row; all of them are one, too.
+/// Elements of a row. All rows together are also used as a single row.
 const ROW: usize = 128;
-/// Steps of which the shortest counts: in it no thread is late, because the calling one does the
-/// tasks itself.
+/// Number of steps; the shortest one is reported. In it no thread is late, because the calling
+/// thread runs the tasks itself.
 const TURNS: usize = 2000;
 
 static RESULT: Scratch<[f32; ROWS * ROW]> = Scratch::new([0.0; ROWS * ROW]);

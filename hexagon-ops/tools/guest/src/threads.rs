@@ -63,12 +63,12 @@ extern "C" fn qurt_thread_create(
         return FAILED;
     };
     running.store(1, Ordering::Relaxed);
-    // SAFETY: the end of the stack that the caller gives, 8 bytes before it.
+    // SAFETY: 8 bytes below the end of the stack that the caller gives.
     let end = unsafe { attributes.stack.add(attributes.stack_bytes - 8) };
-    // SAFETY: a stack that no thread has, a function that uses its argument for nothing, and a word
-    // that stays.
+    // SAFETY: no thread uses this stack, the function does not use its argument, and the word lives
+    // as long as the process.
     let started = unsafe { guest_clone(FLAGS, end, entry, running) };
-    // No thread has number 0.
+    // Numbers start at 1: 0 means that there is no thread.
     *id = number + 1;
     if started > 0 { 0 } else { FAILED }
 }
@@ -86,7 +86,7 @@ extern "C" fn qurt_thread_join(id: c_uint, status: &mut c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn qurt_thread_get_id() -> c_uint {
-    // The guest has one priority for all threads, and asks for nothing else of a thread.
+    // The guest has one priority for all threads, and requests no other attribute.
     0
 }
 

@@ -16,7 +16,7 @@ static PANEL: Scratch<[Line; LINES]> = Scratch::new([Line::ZERO; LINES]);
 static OUT: Scratch<[Tile; TILES]> = Scratch::new([Tile::ZERO; TILES]);
 
 /// Reads a panel of the type with index `weight` in [`WeightType::ALL`], and writes its tiles.
-/// Returns `false` if there is no such panel.
+/// Returns `false` if the panel does not exist.
 pub fn run(
     weight: usize,
     read: &mut dyn FnMut(&mut [u8]) -> bool,

@@ -1,5 +1,4 @@
-//! Random commands by a session that computes on several threads, compared with one that computes
-//! on one.
+//! Random commands in a session of several threads, compared with a session of one thread.
 
 use core::fmt::Write;
 
@@ -46,7 +45,7 @@ pub fn run(
     };
     fill(alone.start, &mut rng);
     let (mut same, mut left) = (0, commands);
-    // Both use the same memory for operands and results.
+    // Both runs use the same memory for operands and results.
     let (arena, vtcm) = (alone.start, map(VTCM_BYTES));
     let second = |bytes| match bytes {
         ARENA_BYTES => arena,
@@ -191,14 +190,14 @@ fn fill(arena: *mut u8, rng: &mut Rng) {
             unsafe { place.write(word(rng.next())) };
         }
     };
-    // Halves of either sign from 2^-3 to 1; scales of packed weights are such halves, too.
+    // Halves of either sign from 2^-3 to 1; scales of packed weights can be such halves, too.
     words(WEIGHTS, 2 << 20, &mut |random| random & 0x8fff_8fff | 0x3000_3000);
     words(MASK, 2 * POSITIONS, &mut |random| random & 0x83ff_83ff | 0x3000_3000);
-    // Floats of either sign from 2^-1 to 2; as two halves they are finite, too.
+    // Floats of either sign from 2^-1 to 2, whose two halves are also finite f16.
     words(FIRST, 4 * MAX_ELEMENTS, &mut |random| random & 0x80ff_efff | 0x3f00_0000);
     words(SECOND, 4 * MAX_ELEMENTS, &mut |random| random & 0x80ff_efff | 0x3f00_0000);
     words(INDEX, 64, &mut |random| random & 1023);
-    // Cells of a ring of 16.
+    // Cells of a ring of 16 cells.
     let mut cell = 10;
     words(NAMES, 64, &mut |_| {
         cell = (cell + 1) % 16;

@@ -1,10 +1,10 @@
 //! Packets of whole operations: the command loop reads, checks and executes lists of commands, with
 //! cache operations and results, as on a device.
 //!
-//! A figure is what a further command of a list costs, warm. Its activations are those of an
-//! earlier command. Copies of the DMA engine cost nothing, and bring nothing: VTCM is cleared
-//! before each list, because caches and masks are zeros, too. The matrix unit's instructions count
-//! as packets.
+//! A figure is the cost of an additional command of a list, with warm caches. Its activations are
+//! those of an earlier command. Copies of the DMA engine cost nothing and copy nothing. Instead
+//! VTCM is cleared before each list, because caches and masks are zeros, too. The matrix unit's
+//! instructions count as packets.
 
 use core::fmt::Write;
 use core::ops::Range;
@@ -26,7 +26,7 @@ use crate::bench::packets;
 use crate::models;
 use crate::scratch::Scratch;
 
-/// Bytes of the only buffer, and what is at its offsets.
+/// Bytes of the only buffer, and the data at its offsets.
 pub const ARENA_BYTES: usize = 48 << 20;
 pub const WEIGHTS: u64 = 0;
 pub const FIRST: u64 = 16 << 20;
@@ -46,7 +46,7 @@ const MOST: usize = 3;
 const SIDE: usize = 2048;
 pub const POSITIONS: usize = 1024;
 
-/// The states of a session that computes on one thread, and of one beside it.
+/// The states of a session that computes on one thread, and of one that computes on several.
 static STATES: [Scratch<State>; 2] = [const { Scratch::new(State::new()) }; 2];
 
 /// The system around the loop.
@@ -113,7 +113,7 @@ impl<P: Platform> Host<P> {
         let vtcm = map(VTCM_BYTES).cast::<Tile>();
         // SAFETY: new memory of that size, which nothing else uses.
         let vtcm = unsafe { core::slice::from_raw_parts_mut(vtcm, VTCM_BYTES / size_of::<Tile>()) };
-        // SAFETY: as for the server's own.
+        // SAFETY: as for the server's own ring.
         let ring = unsafe { Shared::new(memory, layout.bytes()) }?;
         let header = RingHeader {
             magic: MAGIC,
@@ -130,7 +130,7 @@ impl<P: Platform> Host<P> {
             threads,
             arch: 73,
         };
-        // SAFETY: the only reference to this state, which no server has.
+        // SAFETY: the only reference to this state, which belongs to no server.
         let state = unsafe { STATES[number].get() };
         state.reset();
         let mut server = Server::new(system(memory), units, state);
@@ -222,7 +222,7 @@ impl Arena {
         self.submit(Command::new(0, &list))
     }
 
-    /// Returns what a further command of a list costs, in hundredths of a packet per unit.
+    /// Returns the cost of an additional command of a list, in hundredths of a packet per unit.
     fn cost(&mut self, commands: &[Command; MOST], units: usize) -> Option<u64> {
         let one = self.list(commands, 1)?;
         let more = self.list(commands, MOST)?;
@@ -260,7 +260,8 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i3
         ("f16", WeightType::F16, &[1, 4, 32, 128]),
     ] {
         for m in rows {
-            // Two activations take turns, so that none is found prepared.
+            // Two activations are used in turn, so that no product finds its activations already
+            // quantized.
             let commands = [FIRST, SECOND, FIRST].map(|act| mul_mat(weight, *m, act));
             let tiles = SIDE / TILE_DIM * SIDE / TILE_DIM;
             line(false, format_args!("mul_mat_{name}_m{m}"), commands, tiles);
@@ -301,7 +302,7 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i3
     if cfg!(target_feature = "hvxv73") {
         return;
     }
-    // Chips of these libraries may have no matrix unit.
+    // The chips of these libraries may lack a matrix unit.
     host.host.server.units().hmx.leave_alone();
     for (name, weight, m) in [
         ("q4_0", WeightType::Q4_0, 32),
@@ -394,9 +395,9 @@ pub fn tensor_op(kernel: u32, params: &[(usize, u32)], dst: Tensor, src: &[Tenso
     op
 }
 
-/// Operations on tensors, one row unless the name says otherwise; with 32 rows, all are written to
-/// one cell. Results and activations are those of an earlier command, but each layer has its
-/// weights and caches, which the loop has not seen in the submission.
+/// Operations on tensors, one row unless the name has another number; with 32 rows, all are written
+/// to one cell. Results and activations are those of an earlier command, but each layer has its
+/// weights and caches, which are new in the submission.
 fn tensor_ops(layer: u64) -> [(&'static str, TensorOp); 27] {
     use wire::{TYPE_F16 as F16, TYPE_F32 as F32, TYPE_I32 as I32, TYPE_I64 as I64};
     let op = tensor_op;
@@ -480,9 +481,9 @@ fn tensor_ops(layer: u64) -> [(&'static str, TensorOp); 27] {
         ),
         ("copy_f16_2048", copy([2048, 1, 1, 1])),
         ("copy_f16_64x32", copy([64, 32, 1, 1])),
-        // Keys of 16 heads with their rotated parts, as DeepSeek's models join them.
+        // The keys of 16 heads with their rotated parts appended, as in DeepSeek's models.
         ("concat_128_64x16", concat([128, 16, 1, 1], [64, 16, 1, 1])),
-        // The latest inputs of a convolution along 2048 channels, and those of a token.
+        // The latest inputs of a convolution over 2048 channels, and those of a new token.
         ("concat_3_1x2048", concat([3, 2048, 1, 1], [1, 2048, 1, 1])),
         (
             "ssm_conv_4x2048",
@@ -518,7 +519,7 @@ fn tensor_ops(layer: u64) -> [(&'static str, TensorOp); 27] {
 
 /// Attention over [`POSITIONS`]: query heads, heads of keys and values, rows.
 pub fn attention(layer: u64, cache: u32, head: usize, [heads, kv, rows]: [usize; 3]) -> Attention {
-    // A cache holds the heads of a position side by side.
+    // A cache stores all heads of a position next to each other.
     let cached = |offset| {
         let mut tensor = tensor(cache, offset, [head, POSITIONS, kv, 1]);
         let one = tensor.nb[1];

@@ -1,4 +1,4 @@
-//! Copies of a block's keys, values and mask to VTCM, beside the work on the block before it.
+//! Copies of a block's keys, values and mask to VTCM, while the block before it is computed.
 //!
 //! Loads of keys and values from memory would stall, because each is read once. The DMA engine
 //! copies the rows of the next block, of this head or of the next one, into the buffers that the
@@ -15,8 +15,8 @@
 //!    it hides is copied for nothing.
 //! 2. **The next head has the same mask.** Its first visible block is that of this head, and a
 //!    copied mask stays where it is.
-//! 3. **No room, no copies.** Loads read rows where they lie then, after `l2fetch` of the next
-//!    block's keys.
+//! 3. **Without room there are no copies.** Loads then read rows in place, after `l2fetch` of the
+//!    next block's keys.
 
 use core::ops::Range;
 
@@ -88,8 +88,8 @@ impl<'v> Buffers<'v> {
         }
     }
 
-    /// Returns the bytes of the current buffer, and those of the other one, which will hold `place`
-    /// then; no bytes if one of them holds it already.
+    /// Returns the bytes of the current buffer, and those of the second buffer, which will hold
+    /// `place` afterwards; no bytes if one of the two holds it already.
     fn next(&mut self, place: BlockPlace) -> (&[u8], &mut [u8]) {
         let other = 1 - self.current;
         let is_held = self.held.contains(&Some(place));
@@ -129,7 +129,7 @@ pub(super) struct Ahead<'a, 'v> {
 }
 
 impl<'a, 'v> Ahead<'a, 'v> {
-    /// Returns an attention of which no block was copied.
+    /// Returns an attention before its first copy.
     pub(super) fn new(
         job: &'a Job<'a>,
         plan: &'a TilePlan,
@@ -162,7 +162,7 @@ impl<'a, 'v> Ahead<'a, 'v> {
         self.masks.turn_to(place.of_mask());
     }
 
-    /// Runs `run` with the operands of `place`, which [`Self::bring`] has brought, and copies those
+    /// Runs `run` with the operands of `place`, which [`Self::bring`] has copied, and copies those
     /// of `next` meanwhile.
     pub(super) fn work<R>(
         &mut self,
@@ -193,7 +193,7 @@ impl<'a, 'v> Ahead<'a, 'v> {
     }
 
     /// Returns the bytes of the current buffers of keys, values and mask, and the copies of a block
-    /// to the other ones.
+    /// to the buffers that are not current.
     #[inline(always)]
     fn next_copies(&mut self, place: BlockPlace) -> ([&[u8]; 3], [CopyRows<'_>; 3]) {
         let (job, plan) = (self.job, self.plan);
@@ -221,8 +221,8 @@ impl<'a, 'v> Ahead<'a, 'v> {
         (current, copies)
     }
 
-    /// Brings the keys of a block towards the processor, once. They are read first, and a fetch of
-    /// the values would end theirs.
+    /// Prefetches the keys of a block, once. Keys are read before values, and a fetch of the values
+    /// would end the fetch of the keys.
     fn fetch(&mut self, place: BlockPlace) {
         if self.keys.held.contains(&Some(place)) {
             return;
@@ -247,8 +247,7 @@ const EMPTY: CopyShape = CopyShape {
 /// Returns a copy of rows, or one of nothing if `to` is empty.
 fn copy<'b>(from: &'b [u8], to: &'b mut [u8], shape: CopyShape) -> CopyRows<'b> {
     let shape = if to.is_empty() { EMPTY } else { shape };
-    // PANIC: `TilePlan` has sized the buffers for such copies, and the rows are inside their
-    // tensor.
+    // PANIC: `TilePlan` sized the buffers for these copies, and the rows are inside their tensor.
     match CopyRows::new(from, to, shape) {
         Some(copy) => copy,
         None => unreachable!("a copy outside of its tensor or buffer: {shape:?}"),
@@ -325,7 +324,7 @@ impl Head<'_> {
         }
     }
 
-    /// Returns the mask where it lies, if loads read it.
+    /// Returns the mask in its original place, if loads read it there.
     pub(super) fn mask_in_place(&self) -> Option<BlockMask<'_>> {
         mask_in_place(self.job)
     }

@@ -14,12 +14,12 @@ use crate::ops::tensor::{Row, ViewMut};
 /// f32 elements of a line.
 const LANES: usize = LINE_BYTES / 4;
 
-/// The largest score of a row, as f16, up to which f16 tells scores well enough from each
-/// other: 128. Above it one is off by up to 1/16, and its weight by a sixteenth.
+/// Largest score of a row that f16 resolves well enough: 128. Above it a score is off by up to
+/// 1/16, and its weight by a sixteenth.
 const LARGEST_SCORE: u32 = 0x5800;
 const INFINITY: u32 = 0x7c00;
-/// Magnitudes of two f16 in a word, and what sets the sign bit of those above [`LARGEST_SCORE`]
-/// when it is added.
+/// A mask for the magnitudes of two f16 in a word, and an addend that sets the sign bit of those
+/// above [`LARGEST_SCORE`].
 const MAGNITUDES: u32 = 0x7fff_7fff;
 const FROM_LARGEST: u32 = (0x7fff - LARGEST_SCORE) * 0x1_0001;
 
@@ -38,7 +38,8 @@ impl Head<'_> {
             if added & !MAGNITUDES == 0 || tiles.seen >> tile & 1 == 0 {
                 return false;
             }
-            // Rows that see nothing have the lowest f16, and those with an exception have anything.
+            // A row that sees nothing has the lowest f16 as its score, and a spoiled row may have
+            // any score; both are skipped.
             let spoiled = tiles.queries[tile].spoiled;
             (0..rows).any(|row| {
                 let score = pairs[row / 2][0] >> (16 * (row % 2)) & 0xffff;
@@ -107,14 +108,14 @@ impl Head<'_> {
         if last_head * s1 + elems > s2 {
             return false;
         }
-        // As many tiles as have the rows of whole queries.
+        // The smallest number of tiles that end with a whole query.
         let unit = group >> group.trailing_zeros().min(TILE_DIM.trailing_zeros());
         let per_task = n_tiles.div_ceil(GROUP).next_multiple_of(unit);
         let queries = per_task * TILE_DIM / group;
         let Some(out) = out.get_mut(self.stream * s3 + self.first * s2..) else {
             return false;
         };
-        // The last part has the rest of the result, of which it writes its rows only.
+        // The last part gets the rest of the result, but writes only its rows.
         let mut parts = out.chunks_mut(queries.saturating_mul(s2)).enumerate();
         let n_tasks = n_tiles.div_ceil(per_task);
         let mut tasks: [_; GROUP] = core::array::from_fn(|_| parts.next());

@@ -1,6 +1,6 @@
 //! The stages of a block's tiles of rows, and the steps in which groups of tiles go through them.
 //!
-//! A tile goes through four stages, in turns on the matrix unit and on the vector units. In one
+//! A tile goes through four stages, alternately on the matrix unit and on the vector units. In one
 //! *step*, each stage works on a different group, so that both kinds of units are busy:
 //!
 //! ```text
@@ -13,11 +13,11 @@
 //! ```
 //!
 //! 1. There is no synchronization but the end of a step, and the borrows of a step prove that no
-//!    task writes what another one reads, as in [`crate::ops::matmul`].
+//!    task writes memory that another task reads, as in [`crate::ops::matmul`].
 //! 2. A tile belongs to one group of a block, and the steps of a block end before those of the next
 //!    one begin. Maxima and sums of a tile are therefore updated block after block, and the results
 //!    do not depend on the size of groups.
-//! 3. A group has at least one tile for each thread (`TilePlan`): softmax takes longer than the
+//! 3. A group has at least one tile for each thread (`TilePlan`): softmax is slower than the
 //!    products, so an idle thread costs more than an idle matrix unit.
 //! 4. A block with a single group has nothing to overlap. Its stages follow each other, in the
 //!    first buffer of each kind.
@@ -39,8 +39,8 @@ use crate::ops::attention::scores::{Adjust, Hide, RowTile};
 use crate::ops::attention::weigh::Weigh;
 use crate::rt::MatrixPart;
 
-/// Largest magnitude of scores that need no work in f32. Rounding cannot bring larger ones out of
-/// FP16's range.
+/// Largest magnitude of scores that need no work in f32. Below this magnitude, rounding errors
+/// cannot make scores leave FP16's range.
 const SAFE: f32 = 60_000.0;
 /// Largest magnitude of sums of values with the first of the scales of stores, and with the last
 /// one. With the first, FP16 has too few bits for small sums.
@@ -70,7 +70,7 @@ impl Block<'_> {
         if largest < SMALL_SUM {
             return Some(2);
         }
-        // The second scale also takes infinity and NaN.
+        // The comparison is also false for infinity and NaN.
         let is_safe = largest < SAFE_SUM;
         Some(usize::from(!is_safe))
     }
@@ -210,7 +210,7 @@ impl Head<'_> {
             products: &mut [],
         });
         if let [it] = group {
-            // A single tile needs no list of tasks.
+            // A single tile is computed directly, without a list of tasks.
             let all = self.plan.state_lines();
             let (state, sums) = state[it.tile * all..][..all].split_at_mut(MAXIMA + SUMS);
             self.weigh(shared, it, &mut scores[it.sight.strips()], state, scales);
@@ -327,7 +327,7 @@ impl Head<'_> {
         }
     }
 
-    /// Computes products without any task beside them.
+    /// Computes products without any vector task at the same time.
     fn multiply(&self, products: Products<'_>) {
         if self.form == Form::Vectors {
             products.by_vectors(self.engine);
@@ -361,7 +361,7 @@ impl Head<'_> {
     /// Returns `true` if a tile's scores must be completed in f32.
     fn is_exact(&self, queries: &QueryTile, sight: Sight, key: f32) -> bool {
         let is_safe = queries.factor_f16.is_some() && queries.reach * key < SAFE;
-        // Without scales of stores, the factor is the vector units' to apply.
+        // If the unit cannot scale when it stores, the vector units apply the factor.
         let is_simple = self.form != Form::RoundOnly
             && self.job.softcap == 0.0
             && sight.only_hides
@@ -369,11 +369,11 @@ impl Head<'_> {
         !(is_safe && is_simple)
     }
 
-    /// Runs a step: a task for each tile of the two groups, beside the matrix unit's part.
+    /// Runs a step: a task for each tile of the two groups, while the matrix unit does its part.
     fn step(&self, shared: Shared<'_>, vectors: Vectors<'_>, part: impl MatrixPart) {
         let Vectors { weighed, added, .. } = vectors;
         let mut tasks: [Option<VectorTask<'_>>; 2 * GROUP] = [const { None }; 2 * GROUP];
-        // Tiles that are added come before those that are weighed, but these take longer and go
+        // Tiles to add come first in memory, but the tiles to weigh take longer and are started
         // first.
         let (first, second) = tasks.split_at_mut(weighed.len());
         let mut states = vectors.state.chunks_mut(self.plan.state_lines());

@@ -1,4 +1,4 @@
-//! Packing of queries, keys and values, by tasks; what is not finite among them.
+//! Tasks that pack queries, keys and values, and find values that are not finite.
 
 use core::ops::Range;
 
@@ -14,8 +14,8 @@ use crate::ops::attention::kv::{CacheRows, PackKeys, PackValues};
 use crate::ops::attention::scores::{BlockMask, RESTORE};
 use crate::ops::tensor::CHUNK;
 
-/// Exponent of what queries are divided by in place of the scale of stores of scores that are
-/// completed in f32.
+/// Exponent of the divisor of queries whose scores are completed in f32; it replaces the scale of
+/// the unit's stores.
 const UNSCALED_SHIFT: u32 = RESTORE.to_bits().wrapping_sub(1_f32.to_bits()) >> 23;
 
 /// Largest magnitudes of a block's keys and values.
@@ -63,7 +63,7 @@ impl Head<'_> {
                     tiles,
                 });
                 if let Some(scale) = numbers.factor_f16 {
-                    // A unit without scales reads none of them.
+                    // A unit of the older form reads no scales.
                     factor.set(if self.form == Form::RoundOnly {
                         0
                     } else {

@@ -12,7 +12,8 @@ pub(super) struct Fixed<'m> {
     pub(super) queries: &'m [Tile],
     pub(super) keys: &'m [Tile],
     pub(super) values: &'m [Tile],
-    /// Scales of stores: of scores that are completed in f32, and of the other ones of each tile.
+    /// Scales of stores: one for scores that are completed in f32, and for each tile one for its
+    /// other scores.
     pub(super) stores: &'m [ScaleBlock],
     pub(super) factors: &'m [ScaleBlock],
     pub(super) k_tiles: usize,
@@ -38,7 +39,7 @@ impl Fixed<'_> {
             for score in &mut scores[it.sight.strips()] {
                 let (strip, rest) = keys.split_at(k_tiles);
                 keys = rest;
-                // Most keys are one product: a loop over products would take longer than it.
+                // Most keys need a single product, and a loop would take longer than that product.
                 match k_tiles <= MAX_DEEP {
                     true => hmx.multiply(queries, strip),
                     false => (queries.chunks(MAX_DEEP).zip(strip.chunks(MAX_DEEP)))

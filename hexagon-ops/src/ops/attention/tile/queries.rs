@@ -3,10 +3,10 @@
 //! Queries are multiplied by the factor of the scores before they are rounded to FP16. A tile of
 //! rows is divided by one power of two, so that large queries stay in FP16's range; the matrix unit
 //! multiplies scores by it as it stores them. Division leaves the error of a score alone: a row
-//! becomes subnormal only beside one that is 2^10 times as large.
+//! becomes subnormal only if another row of its tile is 2^10 times as large.
 //!
-//! The matrix unit takes only finite numbers, so a row with NaN or infinity passes through it as
-//! zeros, and is marked as spoiled.
+//! The matrix unit computes only with finite numbers, so a row with NaN or infinity passes through
+//! it as zeros, and is marked as spoiled.
 
 use crate::hvx::{self, Vector, add_f32, and, max_w, mul_f32, splat_f32, splat_w};
 use crate::layout::{F16_TILE_LINES, TILE_DIM, Tile};
@@ -27,7 +27,7 @@ const SMALLEST: u32 = ONE_FIELD - 4;
 pub(super) struct QueryTile {
     /// Power of two by which the queries were divided.
     pub(super) factor: f32,
-    /// The same as f16, if it has one.
+    /// The factor as f16, if an f16 can represent it.
     pub(super) factor_f16: Option<u16>,
     /// Not smaller than the sum of magnitudes of any row, before the division.
     pub(super) reach: f32,
@@ -79,14 +79,14 @@ impl hvx::Kernel for PackQueries<'_> {
             reach = measure(rows, factor).1;
         }
         let largest = first_lane(all_lanes(reach, max_w)).to_bits();
-        // At most 253, so that the inverse is a normal number.
+        // At most 253, so that the inverse is a normal number, too.
         let divisor = ((largest >> 23).max(SMALLEST) + lower).min(INFINITY_FIELD - 2);
         let inverse = f32::from_bits((2 * ONE_FIELD - divisor) << 23);
         let exponent = divisor - lower;
         let divided = mul_f32(factor, splat_f32(inverse));
         let n_lines = rows.len().div_ceil(2).min(F16_TILE_LINES);
         for (line, rows) in rows.chunks(2).enumerate().take(n_lines) {
-            // Zeros take the place of a last row that is missing: the row before it, times zero.
+            // If the last row of a pair is missing, the row before it times zero takes its place.
             let (odd, odd_factor) = match rows {
                 [_, odd] => (*odd, divided),
                 _ => (rows[0], splat_w(0)),
@@ -99,7 +99,7 @@ impl hvx::Kernel for PackQueries<'_> {
         let binary = exponent.wrapping_sub(ONE_FIELD).wrapping_add(BIAS_F16);
         QueryTile {
             factor: f32::from_bits(exponent << 23),
-            // Above the largest f16, the exponent is infinity's or has more bits.
+            // Above the largest f16, the exponent field becomes that of infinity or overflows.
             factor_f16: u16::try_from(binary << 10)
                 .ok()
                 .filter(|_| binary <= LARGEST_F16 + BIAS_F16),
@@ -135,7 +135,8 @@ fn measure(rows: &[&[f32]], factor: Vector) -> (Vector, Vector) {
             largest = max_w(largest, elems);
             sums = add_f32(sums, mul_f32(elems, factor));
         }
-        // The bits of positive numbers have their order, and a factor below zero adds their sign.
+        // Positive floats compare like their bits. The mask clears the sign that a negative factor
+        // has added.
         reach = max_w(reach, and(sums, magnitude));
     }
     (largest, reach)
@@ -163,7 +164,7 @@ fn pack_two(rows: [&[f32]; 2], factors: [Vector; 2], tiles: &mut [Tile], line: u
         let odd = mul_f32(hvx::load_f32(odd), odd_factor);
         hvx::store(&mut tile.0[line], hvx::narrow_f32(even, odd));
     }
-    // The last columns, and rows beside one that is spoiled.
+    // The last columns, and rows whose neighbour is spoiled.
     for (kt, tile) in rest.iter_mut().enumerate() {
         let start = (both + kt) * TILE_DIM;
         let even = mul_f32(padded(even.get(start..).unwrap_or_default()), even_factor);

@@ -1,9 +1,10 @@
 //! The part of a block of positions that a tile of rows sees.
 //!
 //! A mask of f16 that is either 0 or minus infinity *only hides*: it hides positions, and adds
-//! nothing. The positions of a block are looked at in chunks of 64, a line of the mask. Chunks
-//! before the first and after the last one that any row of the tile sees are left out of both
-//! products. Chunks that all rows see wholly need no mask at all.
+//! nothing. The mask of a block is examined in chunks of 64 positions, a line of the mask. Chunks
+//! before the first and after the last visible one are left out of both products; a chunk is
+//! visible if any row of the tile sees a position of it. Chunks that all rows see wholly need no
+//! mask at all.
 
 use core::ops::Range;
 
@@ -25,9 +26,9 @@ const MINUS_INFINITY: u16 = 0xfc00;
 /// The positions of a block that a tile of rows sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sight {
-    /// A bit for each chunk of which some row sees a position.
+    /// Bit i is set if some row sees a position of chunk i.
     visible: u16,
-    /// A bit for each chunk of which some row does not see all positions.
+    /// Bit i is set if some row does not see all positions of chunk i.
     mixed: u16,
     /// The mask only hides positions.
     pub(super) only_hides: bool,
@@ -52,9 +53,9 @@ impl Sight {
     pub(super) fn all(positions: usize) -> Self {
         let chunks = positions.div_ceil(CHUNK);
         Self {
-            // A block has at most 16 chunks.
+            // A block has at most 16 chunks, so 16 bits are enough.
             visible: u16::MAX >> (16 - chunks),
-            // Positions past the last one are hidden.
+            // If positions end inside the last chunk, that chunk is partly hidden.
             mixed: u16::from(!positions.is_multiple_of(CHUNK)) << (chunks - 1),
             only_hides: true,
         }
@@ -73,7 +74,7 @@ impl Sight {
         self.visible == 0
     }
 
-    /// Returns what this tile or another one sees.
+    /// Returns the union of two tiles' sights.
     pub(super) fn or(self, other: Self) -> Self {
         Self {
             visible: self.visible | other.visible,
@@ -81,15 +82,15 @@ impl Sight {
         }
     }
 
-    /// Returns a bit for each chunk, starting with the first visible one, of which some row does
-    /// not see all positions.
+    /// Returns a bit for each chunk, starting with the first visible one: it is set if some row
+    /// does not see all positions of the chunk.
     pub(super) fn mixed(self) -> u16 {
         let unused = self.visible.leading_zeros().min(u16::BITS - 1);
         let first = self.visible.trailing_zeros().min(u16::BITS - 1);
         (self.mixed & u16::MAX >> unused) >> first
     }
 
-    /// Returns the strips from the first to the last one that is visible.
+    /// Returns the range from the first to the last visible strip.
     pub(super) fn strips(self) -> Range<usize> {
         let first = self.visible.trailing_zeros() as usize;
         let end = (u16::BITS - self.visible.leading_zeros()) as usize;
@@ -156,7 +157,8 @@ impl Look<'_> {
         let position = self.positions.start + chunk * CHUNK;
         let offset = (self.mask).offset(self.queries.start, self.stream, position);
         let rows = (self.mask.view).strided::<N>(offset, self.queries.len())?;
-        // Signed numbers in the order of bits: 0 and minus infinity, -1024, are next to each other.
+        // Compared as signed integers, 0 is just above minus infinity (-1024), so min and max tell
+        // them from all other values.
         let minus_infinity = splat_h(MINUS_INFINITY);
         let mut least = [splat_w(0); N];
         let mut most = [minus_infinity; N];
@@ -180,7 +182,7 @@ impl Look<'_> {
 /// Returns, for each of three groups of lines, a bit for each line that is not zero.
 #[inline(always)]
 fn flags(lines: &[[Line; MAX_CHUNKS]; 3]) -> [u16; 3] {
-    // A word with the bit of each line, for two lanes each.
+    // Line i has bit i, in the words of two lanes.
     const BITS: [i32; LINE_BYTES / 4] = {
         let mut bits = [0; LINE_BYTES / 4];
         let mut i = 0;
@@ -195,7 +197,7 @@ fn flags(lines: &[[Line; MAX_CHUNKS]; 3]) -> [u16; 3] {
     let mut flags = [0; 3];
     for (flags, lines) in flags.iter_mut().zip(lines) {
         let words = join(lines);
-        // All bits where the word is not zero.
+        // All bits are set where the word is not zero.
         let is_set = shr_w(or(words, sub_w(splat_w(0), words)), 31);
         let bits = and(bits, sub_w(splat_w(0), is_set));
         hvx::store(&mut all, all_lanes(bits, or));
@@ -208,7 +210,8 @@ fn flags(lines: &[[Line; MAX_CHUNKS]; 3]) -> [u16; 3] {
 /// Returns words 2n and 2n + 1 with the bits that line n has in any word.
 #[inline(always)]
 fn join(lines: &[Line; MAX_CHUNKS]) -> Vector {
-    // Halves of two lines in one vector, then quarters of four, until words of 16 lines are in one.
+    // First joins halves of two lines in a vector, then quarters of four lines, and so on, until a
+    // vector has words of 16 lines.
     let mut v = [splat_w(0); MAX_CHUNKS / 2];
     for (i, v) in v.iter_mut().enumerate() {
         let (a, b) = (hvx::load(&lines[i]), hvx::load(&lines[i + MAX_CHUNKS / 2]));

@@ -11,7 +11,7 @@ const ONE: u16 = 0x3c00;
 /// The parts of the state of a tile of rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sums<'a> {
-    /// For each pair of rows: f16 maxima, those of the two rows in turns.
+    /// For each pair of rows: the interleaved f16 maxima of the two rows.
     pub(super) maxima: &'a [Line],
     /// For each row: f32 sums of weights in lanes.
     pub(super) weights: &'a [Line],
@@ -44,7 +44,7 @@ impl<'a> Sums<'a> {
 pub(super) struct Add<'a> {
     /// Pairs of rows.
     pub(super) n_pairs: usize,
-    /// These are the first products: there are no sums yet.
+    /// `true` for the first products, when there are no sums to add to.
     pub(super) is_first: bool,
     /// Inverse of the scale of the unit's stores, as f16.
     pub(super) restore: u16,

@@ -34,7 +34,7 @@ pub(super) const UNSCALED: usize = 3;
 /// Buffers of scores and of products: each stage of a step has its own ([`super::group`]).
 const SCORES: usize = 3;
 const PRODUCTS: usize = 2;
-/// Buffers of what copies bring: one is read while the other is filled.
+/// Number of buffers for copies: one is read while the other is filled.
 pub(super) const COPIES: usize = 2;
 /// Lines after the last row of a buffer, which a row's vectors may reach.
 const SPARE: usize = 1;
@@ -42,7 +42,7 @@ const SPARE: usize = 1;
 pub(super) const MAXIMA: usize = F16_TILE_LINES;
 pub(super) const SUMS: usize = TILE_DIM;
 
-/// The operands of blocks that the DMA engine copies to VTCM; loads read the others where they lie.
+/// The operands of blocks that the DMA engine copies to VTCM; loads read the others in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copied {
     Nothing,
@@ -98,7 +98,7 @@ impl TilePlan {
         threads: usize,
     ) -> Option<Self> {
         let (q, k, v) = (&job.src.q.shape, &job.src.k.shape, &job.src.v.shape);
-        // FP16 has the precision of all other types, and `run` finds values beyond its range.
+        // All types but F32 fit into FP16's precision; `run` finds values beyond FP16's range.
         let fits = |dtype| dtype != Type::F32;
         let dense = q.has_dense_rows() && k.has_dense_rows() && v.has_dense_rows();
         if job.dv > MAX_VALUE_LINES || !fits(k.dtype) || !fits(v.dtype) || !dense {
@@ -141,7 +141,7 @@ impl TilePlan {
         self.copied != Copied::Nothing
     }
 
-    /// Returns `true` if it reads the mask.
+    /// Returns `true` if the mask is copied, too.
     pub(in crate::ops::attention) fn copies_mask(&self) -> bool {
         self.copied == Copied::CacheAndMask
     }
@@ -161,8 +161,9 @@ impl TilePlan {
         most.into_iter().find(is_copied).unwrap_or(self)
     }
 
-    /// Returns `true` if copies bring the mask: its type and shape are supported, its rows have
-    /// whole chunks of positions, and so many queries read it that the processor would wait for it.
+    /// Returns `true` if the mask is copied to VTCM: its type and shape are supported, its rows
+    /// have whole chunks of positions, and so many queries read it that the processor would wait
+    /// for it.
     fn takes_mask(&self, job: &Job<'_>, mask: &Shape) -> bool {
         can_look_at(mask)
             && self.queries > TILE_DIM
@@ -203,7 +204,7 @@ impl TilePlan {
         if self.copied == Copied::Nothing {
             return [0; 3];
         }
-        // Nothing overflows: the tiles of a plan without copies fit in VTCM, so rows are short.
+        // This cannot overflow: a plan without copies fits in VTCM, so rows are short.
         let of_rows = |lines| lines * self.strips * TILE_DIM + SPARE;
         let [of_keys, of_values] = self.row_lines.map(of_rows);
         let of_mask = match self.copied {
@@ -230,7 +231,8 @@ impl TilePlan {
 
     /// Returns the number of buffers of scores and of scales, and of products.
     fn buffers(&self) -> [usize; 2] {
-        // Stages of a single group follow each other in the first of each.
+        // With a single group, its stages run one after another and share the first buffer of each
+        // kind.
         if self.row_tiles <= self.group {
             [1, 1]
         } else {
@@ -249,7 +251,7 @@ impl TilePlan {
         let lines = scales * size_of::<ScaleBlock>() / LINE_BYTES
             + self.row_tiles * self.state_lines()
             + self.largest_lines();
-        // Each kind of lines is rounded up to tiles.
+        // There are three kinds of lines, and each is rounded up to whole tiles.
         let kinds = 3;
         let [scores, products] = self.buffers();
         let copied = self.copied_lines();
@@ -259,7 +261,7 @@ impl TilePlan {
             + lines / F16_TILE_LINES
             + self.strips * (self.k_tiles + self.v_strips)
             + self.row_tiles * self.k_tiles
-            // A tile of scales with each tile's scores.
+            // Each tile of scores has an extra tile of scales.
             + self.group * (scores * (self.strips + 1) + products * self.v_strips)
     }
 }
@@ -315,12 +317,12 @@ impl<'v> TileMemory<'v> {
         for (block, scale) in stores.iter_mut().zip(STORES) {
             block.set(scale);
             if form == Form::RoundOnly {
-                // Its control block is zero.
+                // The control block of the older form is zero.
                 block.set(0);
             }
         }
         let [n_scores, n_products] = plan.buffers();
-        // Without a second group, the other buffers stay empty.
+        // If there is a single group, the other buffers are empty.
         let of = |buffer: usize, buffers: usize| if buffer < buffers { plan.group } else { 0 };
         let copied = plan.copied_lines();
         let mut copies = [(); 3].map(|()| [&mut [][..], &mut [][..]]);
@@ -369,7 +371,7 @@ mod tests {
 
     #[test]
     fn groups_keep_all_threads_busy_and_are_several() {
-        // Tiles of rows and threads; tiles of a group.
+        // For a number of row tiles and threads: the tiles of a group.
         for (given, want) in [
             ([1, 1], 1),
             ([64, 1], 8),

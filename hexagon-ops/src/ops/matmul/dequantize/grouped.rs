@@ -45,8 +45,7 @@ impl GroupScales {
     #[inline(always)]
     fn of_lines(self, scales: Vector, i: usize, pair: usize) -> (Vector, Vector) {
         let index = self.0[pair % 4];
-        // Scales are the halves of words: those of tile i, and of the tile's first or second 16
-        // groups.
+        // A scale is half of a word: of tile i, and of the tile's first or second 16 groups.
         match (i, pair / 4) {
             (0, 0) => hvx::lookup16_of::<0>(index, scales),
             (0, _) => hvx::lookup16_of::<1>(index, scales),
@@ -107,7 +106,7 @@ impl GroupedBytes {
 }
 
 impl Dequantizer<8, 2> for GroupedBytes {
-    // With three parts ahead the compiler spills products of qfloat on v73q.
+    // With three parts ahead, the compiler stores qfloat products on v73q.
     const AHEAD: usize = ahead(6, 2);
     /// The line of scales, and the tile's place among those that share it.
     type Scales = (Vector, usize);
@@ -123,7 +122,8 @@ impl Dequantizer<8, 2> for GroupedBytes {
         if !hvx::HAS_IEEE {
             return hvx::spread_b(bytes, FLIPPED_ZERO);
         }
-        // As `spread_b`. Two instructions for one with two results take fewer packets here.
+        // The same as `spread_b`, but two instructions with one result each need fewer packets here
+        // than one with two results.
         let exponent = hvx::splat_b(hvx::SPREAD_EXPONENT);
         (
             hvx::interleave_even_b(bytes, exponent),

@@ -69,8 +69,8 @@ impl Dequantizer<3, 1> for ThreeBits {
     #[inline(always)]
     fn numbers(self, quants: &[Line; 3], part: usize) -> Numbers {
         let [a, b, c] = quants.each_ref().map(hvx::load);
-        // Bits 2..1 of values 6 and 7 are the upper bits of the first lines, and bit 0 is in the
-        // third one; it comes to bit 3.
+        // Values 6 and 7: their bits 2..1 are the upper bits of the first lines, and bit 0 comes
+        // from the third line, moved to bit 3.
         let bit = hvx::splat_b(8);
         match part {
             6 => {

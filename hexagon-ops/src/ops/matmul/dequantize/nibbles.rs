@@ -1,4 +1,4 @@
-//! Dequantizers of nibbles: tables of the numbers that they stand for.
+//! Dequantizers of nibbles, with tables of their numbers.
 
 use super::wide::table32;
 use super::{
@@ -8,8 +8,7 @@ use super::{
 use crate::hvx::{self, Vector};
 use crate::layout::{LINE_BYTES, Line, Tile, WeightType};
 
-/// Returns the small integers that the nibbles 0 to 15 stand for; for MXFP4, twice the 4-bit
-/// floats.
+/// Returns the small integers of the nibbles 0 to 15; for MXFP4, twice the 4-bit floats.
 ///
 /// Source: ggml `kvalues_iq4nl`, `kvalues_mxfp4`, ggml-common.h; Q4_0 is q - 8.
 const fn nibble_values(weight: WeightType) -> [i8; 16] {
@@ -72,8 +71,8 @@ static NIBBLES_TWICE: Line = table32(0, 16);
 static IQ4_NL_VALUES: Line = f16_table(WeightType::Iq4Nl);
 static MXFP4_VALUES: Line = f16_table(WeightType::Mxfp4);
 
-/// Returns the nibbles of a part of a tile in the lower halves of bytes: low and high ones of a
-/// line in turns.
+/// Returns the nibbles of a part of a tile in the lower halves of bytes: alternately the low and
+/// the high ones of a line.
 #[inline(always)]
 fn nibbles(quants: &[Line; 4], part: usize) -> Vector {
     let both = hvx::load(&quants[part / 2]);
@@ -183,11 +182,11 @@ impl Dequantizer<4, 2> for ScaledAndShifted {
         times_plus(numbers, scales)
     }
 
-    /// With qfloat, four tiles a turn of the loop, because the first products of a turn have no
-    /// other work beside them.
+    /// With qfloat, four tiles in each iteration of the loop, because at its start the first
+    /// products would have no other work to share packets with.
     #[inline(always)]
     fn group(self, quants: &[[Line; 4]], scales: &[Line], mins: &[Line], out: &mut [Tile]) {
-        // The host does the same, for the sake of its tests.
+        // The host also works in fours, so that its tests cover this path.
         let in_fours = cfg!(not(target_arch = "hexagon")) || !hvx::HAS_IEEE;
         let whole = if in_fours { quants.len() / 4 * 4 } else { 0 };
         let (fours, rest) = quants.split_at(whole);
@@ -252,8 +251,8 @@ impl Dequantizer<4, 4> for PowerOfTwo {
 fn e8m0_as_f16(four: Vector, i: usize) -> Vector {
     let e = e8m0_words(four, i);
     let zero = hvx::splat_w(0);
-    // Normal numbers have the exponent field e - 113. Subnormal ones are the bit of 2^-14 moved
-    // right by 114 - e.
+    // Normal numbers have the exponent field e - 113. Subnormal numbers are the bit of 2^-14
+    // shifted right by 114 - e.
     let normal = hvx::shl_w(
         hvx::min_w(
             hvx::max_w(hvx::sub_w(e, hvx::splat_w(113)), zero),

@@ -73,7 +73,7 @@ impl<const ADD: bool> Dequantizer<5, 2> for FiveBits<ADD> {
     #[inline(always)]
     fn numbers(self, quants: &[Line; 5], part: usize) -> Numbers {
         let line = |i: usize| hvx::load(&quants[i]);
-        // Parts 5 to 7 have their upper three bits in lines 0 to 2.
+        // The upper three bits of parts 5 to 7 are in lines 0 to 2.
         let lower = match part {
             5 => masked(hvx::shr_by_mul_h::<2>(line(3)), 0x18),
             6 => masked(hvx::shr_by_mul_h::<3>(line(4)), 0x18),

@@ -27,7 +27,8 @@ fn add_group<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, const R: us
     };
     let mut sums = [[LateSum::new(); R]; S];
     if S * R > 1 {
-        // A zero each: one for both would be copied, and a qfloat value is never.
+        // Each sum gets its own zero: a shared one would be copied, which qfloat values must not
+        // be.
         sums[S - 1][R - 1] = LateSum::new();
     }
     let strips = strip_runs::<L, 2>(panels[0], F::HAS_MIN);

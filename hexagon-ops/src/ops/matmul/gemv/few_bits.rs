@@ -15,14 +15,15 @@
 //!
 //! `half` is the sum of the 16 activations of half a block, `fixed` the same times their scale.
 //!
-//! 1. **Bits stay where they are.** A mask picks the quants of one place in the bytes; sums of
-//!    places are weighed afterwards, a few shifts for a tile.
-//! 2. **One multiplication for both halves.** A sum of 16 products of Q3_K fits in 16 bits, so that
-//!    both halves' sums in one word meet both scales. Those of Q2_K's second half weigh 16 times as
-//!    much, as do the first half's scales where they are stored, so that neither is shifted.
-//! 3. **Minima are integers, too.** `fixed` is a fixed-point number of three bytes, which multiply
-//!    the minima of two tiles at a time where these are stored. The lower bytes are signed, so the
-//!    sum of the three products is exact.
+//! 1. **Quants are not shifted.** A mask selects the quants at one position of the bytes. The sums
+//!    of the positions are shifted instead, which is a few shifts for a tile.
+//! 2. **One multiplication for both halves.** A sum of 16 products of Q3_K fits in 16 bits, so one
+//!    instruction multiplies both halves' sums in a word with both scales. For Q2_K the sums of the
+//!    second half are 16 times too large, and so are the scales of the first half as they are
+//!    stored. The products of both halves then agree, and neither needs a shift.
+//! 3. **Minima are integers, too.** `fixed` is a fixed-point number of three bytes. Each byte
+//!    multiplies the minima of two tiles at a time, in their stored form. The lower bytes are
+//!    signed, so the sum of the three products is exact.
 
 mod three_bits;
 mod two_bits;
@@ -46,8 +47,8 @@ pub(super) trait FewBits {
     /// Returns the terms of a group.
     fn row(group: ActGroup<'_>) -> Self::Row;
 
-    /// Writes what a row's sums over the super-blocks `blocks` of panels start with, f32 before the
-    /// row's factor.
+    /// Writes the start values of a row's sums over the super-blocks `blocks` of panels, f32 before
+    /// the row's factor.
     #[inline(always)]
     fn starts<const S: usize>(
         _panels: [&Panel<'_>; S],

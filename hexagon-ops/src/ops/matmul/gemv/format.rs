@@ -111,7 +111,7 @@ fn dot_nibbles(first: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
     let mut byte_dot = first;
     let mut low_dot = hvx::dot4_word(quants[4], act[0]);
     for v in 1..4 {
-        // The order changes the compiler's schedule: the other one takes up to 0.7 packets more a
+        // The order changes the compiler's schedule: the other order takes up to 0.7 packets more a
         // tile.
         if KEEPS_F32 {
             byte_dot = hvx::dot4_acc(byte_dot, quants[v], act[4 + v]);
@@ -159,8 +159,8 @@ impl TileFormat<8, 2, 1> for Bytes {
 
 /// Quants of 5 bits.
 ///
-/// Bits of a value that are in several lines are multiplied where they are, and weighed after the
-/// sum: shifts of the few sums replace shifts of all lines.
+/// Bits of a value that are in several lines are multiplied where they are, and the sums are
+/// shifted to their weights: shifts of the few sums replace shifts of all lines.
 #[derive(Clone, Copy)]
 pub(super) struct FiveBitTiles<const ZERO: i32, const HAS_MIN: bool>;
 
@@ -191,8 +191,9 @@ impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<5, 2, 1> for FiveBitTiles<
 
     #[inline(always)]
     fn dot(self, start: Vector, (low, upper, rest): Self::Unpacked, act: &[i32; 8]) -> Vector {
-        // The order of these sums changes the compiler's schedule: on V73 others take up to 2
-        // packets more a tile of two strips. 8, 32 and 64 times too much.
+        // The order of these sums changes the compiler's schedule: on V73 other orders take up to 2
+        // packets more a tile of two strips. The three kinds of sums are 8, 32 and 64 times too
+        // large.
         let mut eights = hvx::dot4_word(upper[2], act[7]);
         eights = hvx::dot4_acc(eights, upper[1], act[6]);
         eights = hvx::dot4_acc(eights, upper[0], act[5]);
@@ -291,13 +292,13 @@ impl TileFormat<4, 4, 2> for LookupNibbles {
         let each = [f16_scales(one, act[0]), f16_scales(one, act[1])];
         let mut joint = [line; 4];
         for (i, joint) in joint.iter_mut().enumerate() {
-            // The f32 2^(e-128) has the exponent field e - 1; e = 0 is below f32's normal numbers
-            // and becomes 0.
+            // The exponent field e - 1 stands for the f32 2^(e-128). For e = 0, which is below
+            // f32's normal numbers, it becomes 0.
             let e = hvx::max_w(
                 hvx::sub_w(e8m0_words(line, i), hvx::splat_w(1)),
                 hvx::splat_w(0),
             );
-            // The order changes the compiler's schedule: the other one takes 0.7 packets more a
+            // The order changes the compiler's schedule: the other order takes 0.7 packets more a
             // tile.
             let act = if KEEPS_F32 {
                 each[i / 2][i % 2]

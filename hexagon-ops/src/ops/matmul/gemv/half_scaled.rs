@@ -11,7 +11,7 @@
 //!
 //! The scales of 16 weights are integers and stay so: a half is at most 16 · 32 · 127 < 2^17, a
 //! scale at most 128, so that both products fit in a word with room to spare. Bits of a value that
-//! are in several lines are multiplied where they are, and weighed after the sum.
+//! are in several lines are multiplied where they are, and the sums are shifted to their weights.
 
 use super::super::dequantize::wide::half_scales;
 use super::super::quantize::{ActGroup, ActRow, GROUP_TILES};
@@ -36,7 +36,7 @@ impl HalfSums {
     #[inline(always)]
     pub(super) fn new(group: ActGroup<'_>) -> Self {
         let ones = hvx::splat_b(1);
-        // Sums of words, then of two words, then of four.
+        // Adds up single words, then pairs of words, then groups of four.
         let words = group
             .lines()
             .each_ref()
@@ -55,7 +55,8 @@ impl HalfSums {
         Self(out)
     }
 
-    /// Returns the sums of tiles 0 to 15, both halves of each side by side, and of the others.
+    /// Returns the sums of tiles 0 to 15, the two halves of each next to each other, and of the
+    /// others.
     #[inline(always)]
     pub(super) fn vectors(&self) -> [Vector; 2] {
         self.0.each_ref().map(hvx::load)
@@ -96,8 +97,8 @@ impl SixBitTiles {
         for g in 4..6 {
             second = hvx::dot4_acc(second, low[g], act[g]);
         }
-        // Upper bits are 64 times their value; as bits 5..4, 3..2 and 1..0 of values 6 and 7 they
-        // are 4, 16 and 64 times too much.
+        // The upper bits are 64 times their value. Values 6 and 7 have them as bits 5..4, 3..2 and
+        // 1..0, so these are 4, 16 and 64 times too large.
         let pieces =
             [0, 1, 2].map(|i| hvx::dot4_acc(hvx::dot4_word(rest[i], act[6]), rest[3 + i], act[7]));
         let pieces = hvx::shr_add_w(pieces[0], hvx::shr_add_w(pieces[1], pieces[2], 2), 2);
@@ -165,7 +166,8 @@ fn group_sums<const S: usize, const R: usize>(
 ) -> [[Vector; R]; S] {
     let mut sums = [[LateSum::new(); R]; S];
     if S * R > 1 {
-        // A zero each: one for both would be copied, and a qfloat value is never.
+        // Each sum gets its own zero: a shared one would be copied, which qfloat values must not
+        // be.
         sums[S - 1][R - 1] = LateSum::new();
     }
     let pair = first * SUPER_TILES / 2;

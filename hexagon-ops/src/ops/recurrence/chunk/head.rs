@@ -1,5 +1,5 @@
-//! The stages of a chunk of a head's tokens, each a function: a step has code for one thread and
-//! for several.
+//! The stages of a chunk of a head's tokens. Each is a function, which is used both by a single
+//! thread and by several.
 
 use super::TOKENS;
 use super::space::{Numbers, Space};
@@ -15,7 +15,7 @@ use crate::ops::recurrence::{Inputs, token};
 use crate::ops::tensor::View;
 use crate::rt::SharedColumns;
 
-/// A head of `E = 32 · L` columns that is taken through its tokens.
+/// A head of `E = 32 · L` columns, and its way through the tokens.
 pub(super) struct Head<'a, 'm, const L: usize, const E: usize> {
     pub(super) head: usize,
     /// Outputs of the head, a row for each token of each sequence.
@@ -90,7 +90,7 @@ impl<const L: usize, const E: usize> Head<'_, '_, L, E> {
             [BLOCKS, L],
             [1, BLOCKS],
         );
-        // A token after the last one changes nothing.
+        // Tokens after the last one are filled in so that they change nothing.
         read_numbers(g, at, count, space.decays);
         read_numbers(beta, at, count, space.betas);
         exp(bytemuck::cast_slice_mut(core::slice::from_mut(
@@ -115,7 +115,7 @@ impl<const L: usize, const E: usize> Head<'_, '_, L, E> {
         ] {
             diagonal(self.ones, numbers, to.lend());
         }
-        // Products of decays are no larger than 1 if the decays are not.
+        // Products of decays do not exceed 1 if the decays do not.
         for (lines, largest) in [
             (space.decays.lines(), &mut *space.largest.decays),
             (space.betas.lines(), space.largest.betas),
@@ -143,7 +143,7 @@ impl<const L: usize, const E: usize> Head<'_, '_, L, E> {
                 &mut space.reading_queries,
             ),
         ] {
-            // Of tokens with those of their own block and before it.
+            // Products of the tokens of a block with those of the same block and earlier ones.
             for block in 0..BLOCKS {
                 let with: [Term<'_>; L] = core::array::from_fn(|k| {
                     let rows = rows.from(block * L + k);
@@ -161,7 +161,7 @@ impl<const L: usize, const E: usize> Head<'_, '_, L, E> {
         unit.multiply(&[old, new], [BLOCKS, L], to, [1, BLOCKS]);
     }
 
-    /// Writes what the changes are made of.
+    /// Writes the terms of the changes.
     #[inline(never)]
     pub(super) fn solve(&mut self) {
         let space = &mut *self.space;
@@ -187,7 +187,7 @@ impl<const L: usize, const E: usize> Head<'_, '_, L, E> {
         });
     }
 
-    /// Computes the changes, and multiplies them with what reads them.
+    /// Computes the changes, and multiplies them with the keys and queries that read them.
     #[inline(never)]
     pub(super) fn change(&mut self, unit: &mut Unit<'_>) {
         let space = &mut *self.space;
@@ -226,7 +226,7 @@ impl<const L: usize, const E: usize> Head<'_, '_, L, E> {
         unit.multiply(&[kept, added], [L, L], to, [1, L]);
     }
 
-    /// Writes the outputs of the chunk, and takes the state after it.
+    /// Writes the outputs of the chunk, and computes the state after it.
     #[inline(never)]
     pub(super) fn finish(&mut self, inputs: &Inputs<'_>, [first, sequence]: [usize; 2]) {
         let space = &mut *self.space;

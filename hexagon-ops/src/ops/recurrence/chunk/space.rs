@@ -1,4 +1,4 @@
-//! The memory of a head in VTCM while it is taken through chunks of tokens.
+//! The memory of a head in VTCM while it computes chunks of tokens.
 
 use super::TOKENS;
 use super::vectors::{BLOCKS, BlockRows, PerToken};
@@ -27,14 +27,14 @@ impl Numbers {
 pub(super) struct Largest<'m> {
     pub(super) keys: &'m mut Line,
     pub(super) queries: &'m mut Line,
-    /// Those of states and of values, which change them.
+    /// Largest magnitudes of states and of values, which change them.
     pub(super) states: &'m mut Line,
-    /// Those of inverses.
+    /// Largest magnitudes of inverses.
     pub(super) changes: &'m mut Line,
     pub(super) decays: &'m mut Line,
-    /// Those of factors of changes.
+    /// Largest magnitudes of factors of changes.
     pub(super) betas: &'m mut Line,
-    /// Those of products, as f16.
+    /// Largest magnitudes of products, as f16.
     pub(super) products: &'m mut Line,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Space<'m, const L: usize> {
     pub(super) keys: HalvesMut<'m>,
     pub(super) queries: HalvesMut<'m>,
     pub(super) values: HalvesMut<'m>,
-    /// Keys with a row for each of their elements, the tiles of all tokens beside each other.
+    /// Keys with a row for each of their elements; the tiles of all tokens are adjacent.
     pub(super) turned: HalvesMut<'m>,
     /// The state, with a row for each element of a key, and a column for each of a value.
     pub(super) state: HalvesMut<'m>,
@@ -67,7 +67,7 @@ pub(super) struct Space<'m, const L: usize> {
     pub(super) next_state: HalvesMut<'m>,
     pub(super) key_products: HalvesMut<'m>,
     pub(super) query_products: HalvesMut<'m>,
-    /// Keys and queries times what the state before the chunk weighs for them.
+    /// Keys and queries times the weight of the state before the chunk.
     pub(super) reading_keys: HalvesMut<'m>,
     pub(super) reading_queries: HalvesMut<'m>,
     /// Inverses of both blocks of tokens.
@@ -86,7 +86,7 @@ pub(super) struct Space<'m, const L: usize> {
     pub(super) betas_of: HalvesMut<'m>,
     pub(super) through_of: HalvesMut<'m>,
     pub(super) late_of: HalvesMut<'m>,
-    /// One of the decay from the state before the chunk to that after it.
+    /// The diagonal matrix of the decay from the state before the chunk to that after it.
     pub(super) whole_of: HalvesMut<'m>,
 
     /// Rows of fewer tokens than a chunk's.

@@ -22,8 +22,8 @@ fn tensor(ne: [usize; 4], scale: f32, below: f32, seed: &mut u32) -> (Vec<f32>, 
     (elems.collect(), Shape { dtype, ne, nb })
 }
 
-/// Returns what chunks give of values of this scale in heads of some columns on a unit, and what
-/// tokens one by one give.
+/// Computes values of this scale in heads of `columns` columns. Returns the results of chunks on a
+/// unit, and of tokens one by one.
 fn both(form: Form, columns: usize, scale: f32) -> (bool, Vec<f32>, Vec<f32>) {
     let seed = &mut 1;
     let sources = [
@@ -86,6 +86,6 @@ fn values_that_f16_does_not_hold_are_left_to_tokens_one_by_one() {
 #[test]
 fn chips_without_a_matrix_unit_compute_tokens_one_by_one() {
     let (done, have, _) = both(Form::Vectors, 64, 1.0);
-    // Not begun, because the unit's instructions do not exist.
+    // The kernel refuses before it starts, because the unit's instructions do not exist here.
     assert!(!done && have.iter().all(|x| *x == 0.0));
 }

@@ -1,7 +1,7 @@
 //! The vector work between the products of a chunk. Every kernel reads and writes whole lines.
 //!
-//! A matrix for the unit is two FP16 tiles of each 32 × 32 elements: the rounded elements, and what
-//! rounding left. Line p of a tile has rows 2p and 2p + 1, so that kernels take two tokens at a
+//! A matrix for the unit is two FP16 tiles of each 32 × 32 elements: the rounded elements, and the
+//! remainders. Line p of a tile has rows 2p and 2p + 1, so that kernels process two tokens at a
 //! time.
 
 use super::TOKENS;
@@ -27,7 +27,7 @@ fn larger(largest: Vector, a: Vector, b: Vector) -> Vector {
     larger_f32(larger_f32(largest, a), b)
 }
 
-/// Takes the magnitudes of lines of f32 among the largest ones.
+/// Updates the largest magnitudes with those of lines of f32.
 pub(super) struct Largest<'a> {
     pub(super) lines: &'a [Line],
     pub(super) largest: &'a mut Line,
@@ -46,7 +46,7 @@ impl hvx::Kernel for Largest<'_> {
     }
 }
 
-/// Takes the magnitudes of tiles among the largest ones, as f16.
+/// Updates the largest magnitudes with those of tiles, as f16.
 pub(super) struct LargestProduct<'a> {
     pub(super) tiles: &'a [Tile],
     pub(super) largest: &'a mut Line,
@@ -190,8 +190,8 @@ impl hvx::Kernel for Diagonal<'_> {
     }
 }
 
-/// Turns products of keys and queries with keys into how much each token's change of the state
-/// weighs for later ones.
+/// Computes, from the products of keys and queries with keys, the weight that each token's change
+/// of the state has for later tokens.
 pub(super) struct Weigh<'a> {
     pub(super) key_products: Halves<'a>,
     pub(super) query_products: Halves<'a>,
@@ -200,16 +200,16 @@ pub(super) struct Weigh<'a> {
     pub(super) betas: &'a PerToken,
     /// The unit matrix.
     pub(super) unit: &'a [Line; TILE_DIM],
-    /// Receives, negated, what the keys of a token read of the changes of earlier ones of its
+    /// Receives the keys' reads of a token, negated, from the changes of earlier tokens of its
     /// block.
     pub(super) reads: &'a mut BlockRows,
     /// Receives the same of the second block's tokens and the first block's changes.
     pub(super) early: HalvesMut<'a>,
-    /// Receives what the queries of a token read of the changes up to its own.
+    /// Receives the queries' reads of a token from the changes of tokens up to this one.
     pub(super) weights: HalvesMut<'a>,
     /// Receives the decay from each token to the last one.
     pub(super) late: &'a mut [Line; BLOCKS],
-    /// Receives the largest products, beside those that it has.
+    /// Largest products so far; updated.
     pub(super) largest: &'a mut Line,
 }
 
@@ -229,7 +229,7 @@ struct Reads {
 }
 
 impl Pair {
-    /// Returns what both tokens read.
+    /// Returns the reads of both tokens' keys.
     ///
     /// - `decay`: from the block's tokens to the one before them
     /// - `own`: a one for each of the two tokens, if they are of the block
@@ -359,8 +359,8 @@ impl hvx::Kernel for Invert<'_> {
             };
             let [first, second]: &[[f32; TILE_DIM]; BLOCKS] = bytemuck::cast_ref(row);
             let unit = hvx::load(&self.unit[t]);
-            // Sums, each with a name and a zero of its own: exchanged or shared, they would be
-            // copied, and a qfloat value is never.
+            // Each sum has a name and a zero. If they were exchanged or shared, they would be
+            // copied, which qfloat values must not be.
             let (mut a_even, mut a_odd) = (Accumulator::zero(), Accumulator::zero());
             let (mut b_even, mut b_odd) = (Accumulator::zero(), Accumulator::zero());
             let (pairs, last) = done.as_chunks::<2>();
@@ -394,16 +394,16 @@ impl hvx::Kernel for Invert<'_> {
     }
 }
 
-/// Writes rows of `L` lines, `E` elements, of which tiles have the halves, times a factor.
+/// Writes rows of `L` lines (`E` elements) from their halves in tiles, times a factor.
 pub(super) struct WriteRows<'a, 'r, const L: usize, const E: usize> {
-    /// A tile for each 32 rows and each line, those of the same rows beside each other.
+    /// A tile for each 32 rows and each line, with tiles of the same rows adjacent.
     pub(super) from: Halves<'a>,
     pub(super) scale: f32,
     pub(super) rows: &'a mut SharedColumns<'r>,
     /// The first row that is written, and the number of rows.
     pub(super) first: usize,
     pub(super) count: usize,
-    /// Receives the largest of `from`, beside those that it has.
+    /// Largest magnitudes of `from` so far; updated.
     pub(super) largest: &'a mut Line,
 }
 
@@ -420,7 +420,7 @@ impl<const L: usize, const E: usize> hvx::Kernel for WriteRows<'_, '_, L, E> {
         let pairs = blocks.flat_map(|tiles| (0..PAIRS).map(move |line| (tiles, line)));
         for (pair, ((high, low), line)) in pairs.take(self.count.div_ceil(2)).enumerate() {
             let row = self.first + 2 * pair;
-            // The row after the last one belongs to others.
+            // The row after the last one belongs to another head.
             let rows = match self.count - 2 * pair {
                 1 => (self.rows.squares::<E, 1>(row, 0)).map(|[even]| [even, &mut none]),
                 _ => self.rows.squares::<E, 2>(row, 0),

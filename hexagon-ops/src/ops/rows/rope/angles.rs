@@ -10,8 +10,8 @@ use crate::ops::tensor::{Chunk, Source, View};
 /// Most pairs of a row: heads of 512 elements.
 pub const MAX_PAIRS: usize = 256;
 
-/// Positions by which pairs turn: time, height, width, and a fourth one. The angles of all four
-/// decrease from pair to pair.
+/// Positions that determine the angles of pairs: time, height, width, and a fourth one. The angles
+/// of all four decrease from pair to pair.
 ///
 /// Source: ggml `ggml_mrope_cache_init`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Sections {
 pub enum SectionOrder {
     /// One after another (ggml's mrope mode).
     Blocks,
-    /// Time, height and width in turns (ggml's imrope mode).
+    /// Time, height and width alternate (ggml's imrope mode).
     Turns,
     /// One after another, and each section's angles start again; twice as many pairs (ggml's vision
     /// mode).
@@ -35,8 +35,8 @@ pub enum SectionOrder {
 }
 
 impl Sections {
-    /// Returns the position by which pair `j` turns, and the position whose angles start again at
-    /// this pair.
+    /// Returns the position that determines the angle of pair `j`, and the position whose angles
+    /// start again at this pair.
     #[inline(always)]
     fn of(&self, j: usize) -> (usize, Option<usize>) {
         let [time, height, width, rest] = self.sizes;
@@ -71,7 +71,7 @@ pub struct Rope {
     pub pairs: RopePairs,
     /// Positions of pairs, for rows with four positions.
     pub sections: Option<Sections>,
-    /// `true` if pairs turn in the opposite direction.
+    /// `true` if pairs are rotated in the opposite direction.
     pub is_inverse: bool,
     /// Elements that are rotated (apart sections: half of them): even, at most `2 · MAX_PAIRS`; 0
     /// copies rows.
@@ -120,7 +120,7 @@ impl Constants {
     pub(super) fn new(rope: &Rope) -> Self {
         let n_dims = f64::from(u32::try_from(rope.n_dims).unwrap_or(u32::MAX));
         let base = f64::from(rope.freq_base);
-        // ggml rounds the exponent to f32, too.
+        // Computed in f32, because ggml rounds the exponent to f32.
         let exponent = -2.0 / rope.n_dims as f32;
         let theta_scale = scalar::power(base, f64::from(exponent)) as f32;
         let turn = |beta: f32| {
@@ -289,7 +289,8 @@ impl FillAngles<'_, '_> {
 /// Writes `first`, and for each element after it the one before times `scale`.
 #[inline(always)]
 fn powers(out: &mut [f32], first: f32, scale: f32) {
-    // A store goes into the packet of a product, of which each waits for the one before.
+    // Each product waits for the one before it, so the stores are placed into the packets in
+    // between.
     let (groups, rest) = out.as_chunks_mut::<8>();
     let mut power = first;
     for group in groups {

@@ -6,8 +6,8 @@ use crate::hvx::{self, Vector};
 use crate::ops::elementwise::put;
 use crate::ops::rows::load;
 
-/// Rows of f32 that follow each other, and the table of their token. Each kind is a kernel of its
-/// own, so that the rows' loop has the registers to itself.
+/// Rows of f32 that follow each other, and the table of their token. Each kind is a separate
+/// kernel, so that the loop over rows can use all registers.
 pub(super) struct RotateRows<'a, 't, const IN_PLACE: bool> {
     pub(super) turning: &'a Turning<'a>,
     pub(super) table: &'a AngleTable<'t>,
@@ -40,9 +40,9 @@ impl<const IN_PLACE: bool> hvx::Kernel for RotateRows<'_, '_, IN_PLACE> {
 }
 
 /// [`RotateRows`] of which every element is rotated, in pairs of halves, 32 pairs of all rows at a
-/// time: their angles stay in registers, and the loop has few conditions. If halves are no whole
-/// vectors, the last 32 pairs are some of those before them again, which is possible only if rows
-/// are not rotated in place.
+/// time: their angles stay in registers, and the loop has few conditions. If halves are not whole
+/// vectors, the last 32 pairs overlap the ones before them, which is possible only if rows are not
+/// rotated in place.
 pub(super) struct RotateHalves<'a, 't, const IN_PLACE: bool>(
     pub(super) RotateRows<'a, 't, IN_PLACE>,
 );
@@ -149,7 +149,7 @@ pub(super) struct RotateNarrow<'a, 't> {
 
 impl RotateNarrow<'_, '_> {
     /// Returns `true` if rows of `n` elements, all of them rotated, are whole vectors of f16, and
-    /// so is what forms pairs.
+    /// so are the parts that form pairs.
     pub(super) fn takes(pairs: RopePairs, n: usize) -> bool {
         n == 64
             || match pairs {
@@ -183,7 +183,7 @@ impl hvx::Kernel for RotateNarrow<'_, '_> {
                     let Some(turn) = angle(g) else { return };
                     let [first, second] = [hvx::load_f32(&x[0]), hvx::load_f32(&x[1])];
                     let (even, odd) = if self.pairs == RopePairs::Adjacent {
-                        // Pairs are neighbours in the result, too.
+                        // The elements of a pair are neighbours in the result, too.
                         let (x0, x1) = hvx::deal_w(first, second);
                         rotate(turn, x0, x1)
                     } else {
@@ -297,7 +297,7 @@ impl Turning<'_> {
     }
 }
 
-/// Returns the pairs turned by angles with cosines `c` and sines `s`.
+/// Returns the pairs rotated by angles with cosines `c` and sines `s`.
 #[inline(always)]
 pub(super) fn rotate((c, s): (Vector, Vector), x0: Vector, x1: Vector) -> (Vector, Vector) {
     (

@@ -175,7 +175,7 @@ fn write_sums<const TAPS: usize>(
     out: [&mut [f32; TILE_DIM]; GROUP],
 ) {
     let weights = last_of::<TAPS>(weights);
-    // The fourth line does not count.
+    // The fourth line is not part of the window.
     let [a, b, c] = match (TAPS, last_of::<TAPS>(past)) {
         (3, [_, a, b, _]) => [a, a, b],
         (_, [a, b, c, _]) => [a, b, c],
@@ -200,8 +200,8 @@ fn write_sums<const TAPS: usize>(
     hvx::store_f32(o7, sum::<TAPS>([h, i, j, k], weights));
 }
 
-/// Computes the windows of all channels, as [`super::convolve`] says. Returns the result and writes
-/// nothing where another code path is as fast, or operands are laid out in another way.
+/// Computes the windows of all channels, as described in [`super::convolve`]. Gives the result back
+/// and writes nothing if another code path is as fast, or if operands have another layout.
 pub(super) fn convolve<'a>(
     engine: &Engine,
     dst: ViewMut<'a>,

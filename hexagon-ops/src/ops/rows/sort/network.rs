@@ -54,7 +54,7 @@ fn load_pair(key: &Line, number: &Line) -> Pair {
 fn compare(a: Pair, b: Pair, down: Vector) -> (Pair, Pair) {
     let difference = hvx::sub_sat_w(a[0], b[0]);
     let sign = hvx::max_w(hvx::min_w(difference, splat_w(1)), splat_w(-1));
-    // The number decides between equal keys; it has fewer bits than the sign is shifted by.
+    // Equal keys are ordered by their index, which has fewer bits than the shift.
     let score = hvx::shl_add_w(sub_w(a[1], b[1]), sign, 26);
     let kept = xor(hvx::shr_add_w(splat_w(0), score, 31), down);
     let [key, number] = [0, 1].map(|i| {
@@ -64,7 +64,7 @@ fn compare(a: Pair, b: Pair, down: Vector) -> (Pair, Pair) {
     ([key.0, number.0], [key.1, number.1])
 }
 
-/// Compares vectors that are `distance` apart, of which there are a multiple of twice as many.
+/// Compares vectors that are `distance` apart; their number is a multiple of twice the distance.
 ///
 /// - `down`: returns the lanes of a block of twice as many vectors that are sorted downwards
 #[inline(always)]
@@ -148,7 +148,7 @@ impl Pairs<'_> {
         while size <= 32 * count {
             let in_lanes = match size < count {
                 true => splat_w(0),
-                // None of the last size, as of a lane after the last one.
+                // No lane is reversed at the last size, because lane numbers end before it.
                 false => lanes_with(size / count),
             };
             let mut distance = size / 2;
@@ -192,7 +192,7 @@ impl hvx::Kernel for Network<'_> {
         };
         pairs.fill(self.elems, self.order);
         pairs.sort();
-        // Lane l of the vectors are elements l · count and later.
+        // After sorting, lane l has the elements l · count to (l + 1) · count - 1.
         let out: &mut [f32] = bytemuck::cast_slice_mut(self.words);
         let mut gathered: Gathered = hvx::zeros();
         for first in (0..count).step_by(TILE_DIM) {

@@ -116,7 +116,7 @@ impl FewBits for ThreeBitDots {
         if KEEPS_F32 {
             return add_blocks(panel, blocks, scales.iter(), (group, rows), starts);
         }
-        // Beside sums in qfloat there is no room for the fields.
+        // The fields go to memory, because sums in qfloat leave no registers for them.
         let mut planes = LinePlanes::<GROUP_TILES>::unfilled();
         fill_fields(scales, &mut planes);
         let lines = planes.lines()[0].as_chunks::<SUPER_TILES>().0;
@@ -126,13 +126,13 @@ impl FewBits for ThreeBitDots {
 
 /// The scales of the tiles of a super-block: a vector of signed halfwords each.
 trait Fields: Copy {
-    /// The form in which all of them are at hand.
+    /// The form in which a kernel reads all scales.
     type Ready: Copy;
 
     /// Prepares the scales.
     fn ready(self) -> Self::Ready;
 
-    /// Returns those of tile `t`.
+    /// Returns the scales of tile `t`.
     fn of(ready: &Self::Ready, t: usize) -> Vector;
 }
 

@@ -47,8 +47,8 @@ impl MinTerms {
     }
 }
 
-/// Fixed-point units of the sums of first halves. The minima of second halves weigh 16 times as
-/// much, so their units are 16 times as large.
+/// Fixed-point units of the sums of first halves. The minima of second halves are 16 times too
+/// large as they are stored, so their units are 16 times as large.
 const UNITS: [f32; 2] = [128.0, 8.0];
 /// f16 1 / 16 for d, which is multiplied by sums 16 times too large, and 1 / 128 for dmin; the
 /// latter is divided by the power of the super-block.
@@ -110,8 +110,8 @@ impl FewBits for TwoBitDots {
         let (first, second) = hvx::interleave_w(shifted, shifted);
         let mut factors = [FACTORS; 2 * GROUP_BLOCKS];
         for (factors, pairs) in factors.iter_mut().zip(group.terms().as_chunks::<PAIRS>().0) {
-            // Each factor is divided by a power of two: the exponent of the f16 in the upper half,
-            // less that of 1.
+            // Divides each factor by a power of two: subtracts the exponent of the f16 in the upper
+            // half, less the exponent of 1.
             *factors -= (pairs[0].products & !0xffff) - (0x3c00 << 16);
         }
         let (units, _) = hvx::interleave_w(hvx::splat_f32(UNITS[0]), hvx::splat_f32(UNITS[1]));
@@ -122,7 +122,7 @@ impl FewBits for TwoBitDots {
             hvx::sub_w(rounded, hvx::splat_f32(ROUND))
         };
         let fixed = [fixed(low, first), fixed(high, second)];
-        // A lower byte of 128 and more is negative, and carries into the next one.
+        // A lower byte of 128 or more is negative, so it carries into the next byte.
         let carried = |carry: i32| fixed.map(|v| hvx::add_w(v, hvx::splat_w(carry)));
         let highest = carried(0x8080).map(|v| hvx::shr_w(v, 16));
         let mut digits = [Line::ZERO; 3];
@@ -188,8 +188,8 @@ fn unrolled<const R: usize>(
             );
             let words = &words.0.as_chunks::<PAIRS>().0[i];
             let pairs: &[[WordPairs; 2]; PAIRS] = &pairs.0.as_chunks().0[i];
-            // Two rows leave more to load than packets have room for: pairs save loads. One row has
-            // room.
+            // With two rows, loads fill the packets, and loading pairs saves some. With one row
+            // there is room for single loads.
             move |p: usize| {
                 if R > 1 {
                     pairs[p].map(WordPairs::words)
@@ -226,7 +226,7 @@ fn unrolled<const R: usize>(
     totals
 }
 
-/// As [`unrolled`], two tiles at a time: takes more packets, but stores no qfloat values.
+/// As [`unrolled`], two tiles at a time: needs more packets, but stores no qfloat values.
 #[inline(always)]
 fn in_a_loop<const R: usize>(
     panel: &Panel<'_>,
@@ -237,7 +237,7 @@ fn in_a_loop<const R: usize>(
 ) -> [Vector; R] {
     let mut totals = starts;
     let pairs = panel.quants.as_chunks::<2>().0.as_chunks::<2>().0;
-    // An unknown count keeps the compiler from unrolling.
+    // `black_box` hides the count, which keeps the compiler from unrolling the loop.
     let n_pairs = black_box(PAIRS);
     for (i, b) in blocks.enumerate() {
         let (quants, lines) = (&pairs[PAIRS * b..], &panel.scales[LINES * b..]);
@@ -247,7 +247,8 @@ fn in_a_loop<const R: usize>(
         let scales = scales[0].iter().zip(scales[R - 1]);
         let mut sums = [LateSum::new(); R];
         if R > 1 {
-            // A zero each: one for both would be copied, and a qfloat value is never.
+            // Each sum gets its own zero: a shared one would be copied, which qfloat values must
+            // not be.
             sums[R - 1] = LateSum::new();
         }
         let strip = quants.iter().zip(&lines[1..]);
@@ -274,7 +275,8 @@ fn in_a_loop<const R: usize>(
 /// Computes the sums of the minima of super-blocks of `S` strips with a row, f32, before the row's
 /// factor.
 ///
-/// On the device this is not inlined: beside the dot products, qfloat values would be stored.
+/// On the device this is not inlined: together with the dot products, qfloat values would be
+/// stored.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
 fn min_sums<const S: usize>(strips: [&[[Line; LINES]]; S], row: &MinTerms, out: &mut [Line; S]) {
@@ -305,7 +307,7 @@ fn two_bit_dots<const R: usize>(
     words: [[[i32; 8]; 2]; R],
 ) -> [[Vector; R]; 2] {
     let line = hvx::load(scales);
-    // The low nibble of the second half's byte, and the high one of the first half's.
+    // The low nibble of the second half's byte, and the high nibble of the first half's byte.
     let mask = hvx::splat_w(0x000f_00f0);
     let fields = [hvx::and(line, mask), hvx::and(hvx::shr_h(line, 8), mask)];
     let mut dots = [[line; R]; 2];
@@ -324,7 +326,7 @@ fn two_bit_dots<const R: usize>(
 /// of at most 15 times numbers of at most 2^21.
 #[inline(always)]
 fn min_sum(pairs: &[Line; PAIRS], digits: [&[i32; PAIRS]; 3]) -> Vector {
-    // The low nibbles of first halves, the high ones of second halves.
+    // The low nibbles of first halves, and the high nibbles of second halves.
     let mask = hvx::splat_w(0xf0f0_0f0f_u32.cast_signed());
     let mins = pairs.each_ref().map(|line| hvx::and(hvx::load(line), mask));
     let [highest, middle, lowest] = digits.map(|digits| {
