@@ -40,8 +40,8 @@ const STAGES: [(&str, usize); 16] = [
 macro_rules! run {
     ($version:ident, $stage:expr, $k:expr, $times:expr) => {{
         let (k, rows) = ($k, 32);
-        // As in a rotation: blocks from the front, and one that ends with the row where they do not
-        // fill it.
+        // As in a rotation: whole blocks from the front; if they do not fill the row, one more
+        // block that ends with it.
         let block = (1usize << k.ilog2()).min(HADAMARD_BLOCK_MAX);
         let whole = k / block * block;
         let values = vec![0.75f32; rows * k];

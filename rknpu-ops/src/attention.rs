@@ -9,7 +9,7 @@
 //! ```
 //!
 //! P is not divided by its sum, so that its largest value is 2^15 in each row. Values down to 2^-29
-//! of that are normal numbers of FP16: thousands of cells of which each counts little are not lost.
+//! of that are normal numbers of FP16: so thousands of cells that each count little are not lost.
 //! [`Merger`] adds up the O of several ranges of cells.
 
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub const P_FACTOR: f32 = 32768.0;
 pub struct NativeRows<'a> {
     /// The elements.
     pub c: &'a [f32],
-    /// Their layout.
+    /// The layout of the elements.
     pub layout: NativeC,
     /// Rows of the product, padding included.
     pub m: usize,
@@ -39,7 +39,7 @@ impl NativeRows<'_> {
     /// Copies the first `out.len()` columns of a row.
     ///
     /// # Panics
-    /// If there is no such row or column.
+    /// If the row or a column does not exist.
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
         let t = self.layout.t;
         assert!(row < self.m, "row {row} of {}", self.m);
@@ -53,7 +53,7 @@ impl NativeRows<'_> {
 /// Packs the values of cells, transposed, into one strip of native B.
 ///
 /// - `values`: a row for each cell
-/// - `channels`: the columns of `values` that the strip takes; at most `gn`, others are zeroed
+/// - `channels`: the columns of `values` in the strip; at most `gn`, others are zeroed
 /// - `cells`: K of the product, a multiple of `gk` of at most `split_k`; cells beyond `values` are
 ///   zeroed
 /// - `strip`: `strip_len(cells)` elements
@@ -148,7 +148,7 @@ pub fn probabilities(
             let block = &mut block[..mask.len()];
             mask.convert_to_f32_slice(block);
             for (x, mask) in x.iter_mut().zip(block) {
-                // Whatever is in a hidden cell, also NaN.
+                // A hidden cell may hold anything, also NaN.
                 let hidden = *mask == f32::NEG_INFINITY;
                 *x = if hidden {
                     *mask
@@ -179,22 +179,22 @@ pub fn probabilities(
 
 /// Returns `e^x` for x of at most 0, to 3e-6 of it; not less than 1e-38.
 fn exp(x: f32) -> f32 {
-    // Adding it rounds to an integer, which is in the lowest bits of the sum then.
+    // Adding this number rounds to an integer, which is then in the lowest bits of the sum.
     const ROUND: f32 = 12_582_912.0;
     let t = x * std::f32::consts::LOG2_E;
-    // A comparison, because NaN is to remain one.
+    // A comparison instead of `max`, because NaN must stay NaN.
     let t = if t < -126.0 { -126.0 } else { t };
     let sum = t + ROUND;
     let f = t - (sum - ROUND);
-    // SOURCE: Taylor's series of 2^f, whose next term is at most 2.4e-6 for |f| of at most 0.5.
+    // SOURCE: Taylor's series of 2^f. For |f| up to 0.5, the next term is at most 2.4e-6.
     let p = 0.001_333_355_8_f32;
     let p = p * f + 0.009_618_129;
     let p = p * f + 0.055_504_11;
     let p = p * f + 0.240_226_5;
     let p = p * f + std::f32::consts::LN_2;
     let p = p * f + 1.0;
-    // CAST: the exponent is between -126 and 0, or the factor is NaN whatever it is multiplied
-    // with.
+    // CAST: the exponent is between -126 and 0. If it is not, the factor is NaN, and so is the
+    // product.
     let exponent = sum.to_bits().wrapping_sub(ROUND.to_bits());
     p * f32::from_bits(exponent.wrapping_add(127) << 23)
 }
@@ -207,7 +207,7 @@ pub struct Merger {
 }
 
 impl Default for Merger {
-    /// Without a cell.
+    /// Returns the state before the first cell.
     fn default() -> Self {
         Self {
             max: f32::NEG_INFINITY,
@@ -226,7 +226,8 @@ impl Merger {
             return;
         }
         let both = self.max.max(max);
-        // A row without a cell so far has zeros, and `exp` of negative infinity is one.
+        // In a row without a cell so far, the total is zeros and the maximum negative infinity,
+        // whose `exp` is 0.
         let (old, new) = ((self.max - both).exp(), (max - both).exp());
         for (total, o) in total.iter_mut().zip(o) {
             *total = *total * old + *o * factor * new;

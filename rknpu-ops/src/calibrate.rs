@@ -1,4 +1,4 @@
-//! Clips for INT4 weights: the magnitude that the outermost of the 16 levels stand for.
+//! Clips for INT4 weights: the magnitude of the outermost of the 16 levels.
 //!
 //! The levels are -7.5, -6.5, … 7.5 steps: 16 of them, reaching equally far to both sides of 0.
 //! That no level is 0 does not matter to rotated weights, hardly any of which is 0. The half is
@@ -87,7 +87,7 @@ impl Clip {
             return self.0 / LEVEL_MAX;
         }
         let LevelFit { uq, qq } = fit(values, inverse);
-        // No level is 0, so there is no division by 0.
+        // The divisor is not 0, because no level is 0.
         uq / qq / inverse
     }
 }
@@ -156,7 +156,8 @@ impl Size {
                 rms: 0.0,
             };
         }
-        // Relative to the largest value, no significant square overflows or vanishes.
+        // Squares are relative to the largest value, so that no significant one overflows or
+        // vanishes.
         let inverse = 1.0 / max;
         if !inverse.is_finite() {
             return Self { max, rms: max };
@@ -228,7 +229,7 @@ fn fit(row: &[f32], inverse: f32) -> LevelFit {
     let padding = (LANES - rest.len()) as f32;
     LevelFit {
         uq: uq.iter().sum(),
-        // A zero that pads the row has the level 1/2, whose square is subtracted.
+        // Zeros that pad the row have the level 1/2, so their squares are subtracted.
         qq: qq.iter().sum::<f32>() - 0.25 * padding,
     }
 }
@@ -236,7 +237,7 @@ fn fit(row: &[f32], inverse: f32) -> LevelFit {
 /// Returns the largest magnitude; infinity or NaN if a value is.
 #[multiversion(targets("x86_64+avx2"))]
 fn absmax(row: &[f32]) -> f32 {
-    // The bits without sign are ordered as magnitudes are, infinity and NaN on top.
+    // Without the sign, bits compare like magnitudes, with infinity and NaN as the largest.
     let bits = row
         .iter()
         .map(|x| (x.to_bits() & 0x7fff_ffff).cast_signed())

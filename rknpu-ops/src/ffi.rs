@@ -1,7 +1,7 @@
 //! The C ABI of librknnrt's matmul API: structs, constants and the table of functions.
 //!
-//! This module holds what both the vendor's library and its stand-in ([`crate::sim`]) must agree
-//! on. It does not load a library (the host crate does that), and has no behaviour.
+//! Types, numbers and signatures on which the vendor's library and its stand-in ([`crate::sim`])
+//! must agree. This module neither loads a library (the host crate does that) nor has behaviour.
 //!
 //! Names stay close to the C ones: `rknn_matmul_info` is [`MatmulInfo`]. Enumerations are
 //! transparent newtypes, not Rust enums, because the library may return values this file does not
@@ -22,7 +22,7 @@ pub use code::error_name;
 pub use table::{Api, SYMBOLS};
 
 /// Handle of a matmul context (`rknn_matmul_ctx`); the same handle is accepted where the C API
-/// takes `rknn_context`.
+/// expects `rknn_context`.
 pub type MatmulCtx = u64;
 
 /// Largest number of dimensions in a tensor attribute (`RKNN_MAX_DIMS`).

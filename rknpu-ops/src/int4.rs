@@ -32,8 +32,8 @@
 //!    are scaled and added in FP32, so each segment of a row can have its own scale, on both sides.
 //! 3. **Saturation cannot happen.** Activations are in [-7, 7], weights in [-8, 7], and a segment
 //!    has at most [`SAFE_K_I4`] elements, so no sum leaves the I16 range, whatever the data.
-//! 4. **The half.** A nibble `q` of a weight stands for `(q + 1/2)` steps, so that all of -8 … 7
-//!    are used and reach equally far to both sides of 0. The device multiplies by `q`. The halves
+//! 4. **The half.** A nibble `q` of a weight means `(q + 1/2)` steps, so that all of -8 … 7 are
+//!    used and reach equally far to both sides of 0. The device multiplies by `q`. The halves
 //!    contribute the same to every column: `sum(a (q + 1/2)) = sum(a q) + h`, where `h` is half the
 //!    sum of a row's activations in the segment. It is computed where they are quantized, and
 //!    added, exactly, where the result is unpacked.
@@ -70,8 +70,8 @@ const TWO_DIGITS_MAX: f32 = I4_MAX * Digits::BASE + I4_MAX;
 
 /// Largest K of a call with I16 results: `7 * 8 * 576 = 32,256`, and 608, the next multiple of the
 /// alignment of K, would reach 34,048 and saturate.
-// SOURCE: saturation instead of wrapping, from one open-source driver project; another bounds a
-// column's sum likewise, by 7 and 8 times its positive and negative weights.
+// SOURCE: one open-source driver project reports saturation instead of wrapping; another bounds a
+// column's sum in the same way, by 7 and 8 times its positive and negative weights.
 pub const SAFE_K_I4: usize = 576;
 
 /// Number of digits of an activation.
@@ -242,8 +242,8 @@ pub fn quantize_rows_i8(
 /// Computes step 1 for FP16 activations of INT4 weights: [`pack::convert_rows_f16`] with factors
 /// for [`unpack_scaled`].
 ///
-/// - `segment_k`: elements of a K segment; `factors`: [`factors`] elements for each row, of which
-///   the first undoes the row's power of two
+/// - `segment_k`: elements of a K segment; `factors`: [`factors`] elements for each row; the first
+///   undoes the row's power of two
 ///
 /// # Panics
 /// If a length disagrees, or `segment_k` is 0.
@@ -266,7 +266,7 @@ pub fn convert_rows_f16(
     }
 }
 
-/// Returns the number of each row of `src` with its factors.
+/// Returns each row of `src` with its number and its factors.
 fn each_row<'a>(
     src: Rows<'_, f32>,
     segment_k: usize,
@@ -362,7 +362,7 @@ fn quantize_two(values: &[f32], inverse: f32, high: &mut [u8], low: &mut [u8]) -
             let rounded = clamped(x * inverse, TWO_DIGITS_MAX);
             *integer = low_byte(rounded);
             let q = rounded - round::MAGIC;
-            // No quotient is halfway between two integers, since the base is odd.
+            // The base is odd, so no quotient is halfway between two integers.
             let digit = clamped(q * (1.0 / Digits::BASE), I4_MAX);
             *h = low_byte(digit);
             *l = low_byte(q - (digit - round::MAGIC) * Digits::BASE + round::MAGIC);

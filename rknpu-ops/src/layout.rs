@@ -106,7 +106,7 @@ pub enum Elem {
 }
 
 impl Elem {
-    /// Returns its name.
+    /// Returns the name of the type.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -130,7 +130,7 @@ impl Elem {
         }
     }
 
-    /// Returns the bytes of `len` elements; a lone 4-bit element takes a whole byte.
+    /// Returns the bytes of `len` elements; a lone 4-bit element needs a whole byte.
     #[must_use]
     pub const fn bytes(self, len: usize) -> usize {
         (len * self.bits()).div_ceil(8)
@@ -193,7 +193,7 @@ impl NativeB {
         let piece = k / self.split_k;
         let start = piece * self.split_k;
         let k_in = k - start;
-        // Pieces before this one are whole, and each holds every column.
+        // All pieces before this one are whole, and each holds every column.
         let base = self.len_whole(start, n_len);
         let tile = (n / self.gn) * self.piece_k(k_len, piece).div_ceil(self.gk) + k_in / self.gk;
         base + (tile * self.gn + n % self.gn) * self.gk + k_in % self.gk

@@ -31,8 +31,8 @@ pub use unpack::{unpack_f32, unpack_i32};
 #[inline]
 #[target_feature(enable = "neon")]
 fn load(from: &[f32; 4]) -> float32x4_t {
-    // SAFETY: a reference to four numbers is readable for as many, and the load needs no alignment
-    // beyond theirs.
+    // SAFETY: a reference to four numbers is readable for four, and the load needs no stricter
+    // alignment.
     unsafe { vld1q_f32(from.as_ptr()) }
 }
 
@@ -40,12 +40,12 @@ fn load(from: &[f32; 4]) -> float32x4_t {
 #[inline]
 #[target_feature(enable = "neon")]
 fn store(to: &mut [f32; 4], value: float32x4_t) {
-    // SAFETY: an exclusive reference to four numbers is writable for as many; the store needs no
-    // more alignment.
+    // SAFETY: an exclusive reference to four numbers is writable for four, and the store needs no
+    // stricter alignment.
     unsafe { vst1q_f32(to.as_mut_ptr(), value) }
 }
 
-/// Returns the views sixteen elements as four times four.
+/// Returns sixteen elements as four times four.
 #[inline]
 fn quads<T>(part: &[T; 16]) -> &[[T; 4]; 4] {
     let (quads, _) = part.as_chunks::<4>();

@@ -1,5 +1,5 @@
-//! Locks on bytes of an NPU's node, by which processes share the NPU. The stand-in locks the file
-//! that stands for its node.
+//! Locks on bytes of an NPU's node, by which processes share the NPU. The stand-in locks a file in
+//! place of its node.
 //!
 //! ```text
 //! byte    0      1       2      3      4 ..

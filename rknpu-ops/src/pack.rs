@@ -16,10 +16,10 @@
 //! ```
 //!
 //! So any range of native slices of a buffer is contiguous, and threads divide a buffer by native
-//! slices, never by rows. Activations take two steps for that reason: rows to a row-major scratch
-//! ([`quantize_rows_i8`], [`convert_rows_f16`]; threads split the rows), then scratch to native
-//! ([`interleave_a`]; threads split the native slices with `chunks_mut`). With M = 1 both orders
-//! are the same.
+//! slices, never by rows. Activations are packed in two steps for that reason: rows to a row-major
+//! scratch ([`quantize_rows_i8`], [`convert_rows_f16`]; threads split the rows), then scratch to
+//! native ([`interleave_a`]; threads split the native slices with `chunks_mut`). With M = 1 both
+//! orders are the same.
 //!
 //! Nothing here allocates, and no result depends on M, on another row or on the division of the
 //! work.
@@ -58,7 +58,8 @@ impl<'a, T> Rows<'a, T> {
             count <= 1 || stride >= len,
             "rows of {len} overlap at a stride of {stride}"
         );
-        // neon/interleave.rs computes pointers from this, so a product that wraps must not pass.
+        // Saturates instead of wrapping, because neon/interleave.rs computes pointers from these
+        // sizes.
         let needed = match count.checked_sub(1) {
             None => 0,
             Some(last) => last.saturating_mul(stride).saturating_add(len),
@@ -102,7 +103,7 @@ impl<'a, T> Rows<'a, T> {
     /// Returns row `m`.
     ///
     /// # Panics
-    /// If there is no row `m`.
+    /// If row `m` does not exist.
     #[inline]
     #[must_use]
     pub fn row(&self, m: usize) -> &'a [T] {

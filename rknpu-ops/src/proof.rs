@@ -1,13 +1,13 @@
 //! Compares some sums of a run with those of the CPU, from the very bytes that the NPU read.
 //!
-//! Every row is looked at, and columns from one end to the other: a library that computes a shape
-//! wrong does so all over (librknnrt 1.5.2 with M = 2), or beyond a row or a column.
+//! Checks sums in every row, and in columns over the whole width. A library that computes a shape
+//! wrong does so either everywhere (librknnrt 1.5.2 with M = 2), or from some row or column on.
 
 use half::f16;
 
 use crate::layout::{Elem, MatmulLayout};
 
-/// Most columns that are looked at, beside one for each row.
+/// Maximum number of compared columns, in addition to one for each row.
 const COLUMNS: usize = 256;
 
 /// Factor of the sum of the products' magnitudes: a float result may be wrong by so much. Sums in
@@ -34,9 +34,9 @@ pub struct Run<'a> {
 pub struct Comparison {
     /// Sums that were compared.
     pub sums: usize,
-    /// Those of them that are not zero on the CPU, so that they say something.
+    /// Number of compared sums that are not zero on the CPU; a zero proves nothing.
     pub telling: usize,
-    /// Those that the NPU has computed wrong.
+    /// Number of compared sums that the NPU has computed wrong.
     pub wrong: usize,
 }
 
@@ -48,7 +48,7 @@ impl Comparison {
         self.wrong += other.wrong;
     }
 
-    /// Returns `true` if no sum is wrong, and enough of them say something.
+    /// Returns `true` if no sum is wrong, and enough of them are not zero.
     #[must_use]
     pub fn proves(&self) -> bool {
         self.wrong == 0 && self.telling > 0 && self.telling * 8 >= self.sums
@@ -62,7 +62,7 @@ impl Run<'_> {
         let [rows, _, n] = self.shape;
         let columns = n.min(COLUMNS);
         let of_rows = (0..rows).map(|m| (m, (m * 37 + 11) % n));
-        // The odd step meets each place in an atom of C.
+        // An odd step, so that every place in an atom of C is compared.
         let of_columns =
             (0..columns).map(|i| ((i * 13 + 5) % rows, (i * n / columns + i % 4).min(n - 1)));
         let mut outcome = Comparison::default();
@@ -80,7 +80,7 @@ impl Run<'_> {
             };
             outcome.sums += 1;
             outcome.telling += usize::from(want != 0.0);
-            // A result that is not a number is wrong, too.
+            // Written so that NaN counts as wrong.
             let right = (have - want).abs() <= limit;
             outcome.wrong += usize::from(!right);
         }
@@ -106,10 +106,11 @@ impl Run<'_> {
     }
 }
 
-/// Returns an element; that of 4 bits with an even index is in the low half of its byte.
+/// Returns the element at `index`. Of elements of 4 bits, one with an even index is in the low half
+/// of its byte.
 ///
 /// # Panics
-/// If it is not inside.
+/// If `index` is not inside `bytes`.
 fn element(elem: Elem, bytes: &[u8], index: usize) -> f64 {
     fn at<const BYTES: usize>(bytes: &[u8], index: usize) -> [u8; BYTES] {
         bytes.as_chunks().0[index]

@@ -79,7 +79,7 @@ pub fn hadamard(row: &mut [f32], block: usize) {
 /// - 0 for a row of zeros, for an empty row, and for a row so small (`max |x|` below about 1.5e-36)
 ///   that the scale would be subnormal
 /// - NaN if any element is infinite or NaN: every output that is multiplied by the scale is then
-///   NaN, which is what the exact product would be or would hide
+///   NaN
 #[must_use]
 pub fn row_scale_i8(row: &[f32]) -> f32 {
     let max = f32::from_bits(kernel::absmax_bits(row));
@@ -170,19 +170,19 @@ pub fn quantize_row_wide(row: &[f32], high: &mut [i8], low: &mut [i8]) -> f32 {
 fn digits(row: &[f32], inverse: f32, high: &mut [i8], low: &mut [i8]) {
     for ((x, high), low) in row.iter().zip(high).zip(low) {
         let q = clamped(x * inverse, WIDE_MAX) - MAGIC;
-        // No quotient is halfway between two integers, since the base is odd.
+        // The base is odd, so no quotient is halfway between two integers.
         let digit = clamped(q * (1.0 / WIDE_BASE), I8_MAX);
         *high = low_byte(digit);
         *low = low_byte(q - (digit - MAGIC) * WIDE_BASE + MAGIC);
     }
 }
 
-/// Quantizes one row without rounding: the scale, which is returned, is the largest number of which
-/// all elements are multiples. `None`, and `out` is not written, if one of them is more than 127
-/// times that, and for rows without a number other than zero.
+/// Quantizes one row without rounding. Returns the scale, the largest number of which all elements
+/// are multiples. Returns `None` and leaves `out` unwritten if an element is more than 127 times
+/// the scale, or if all elements are zero.
 ///
 /// - `scale * out[k]` is `row[k]`, exactly
-/// - of rows whose scale would be subnormal there is none
+/// - there is no scale for rows whose scale would be subnormal
 ///
 /// ```
 /// use rknpu_ops::quant::exact_row_i8;
@@ -202,8 +202,8 @@ pub fn exact_row_i8(row: &[f32], out: &mut [i8]) -> Option<f32> {
     if !max.is_finite() {
         return None;
     }
-    // The greatest common divisor of odd numbers times powers of two is that of the numbers times
-    // the smallest power.
+    // Each element is an odd number times a power of two. The common divisor is that of the odd
+    // numbers, times the smallest power.
     let (mut divisor, mut exponent) = (0, i32::MAX);
     for x in row.iter().filter(|x| **x != 0.0) {
         let (odd, power) = odd_part(*x);
@@ -215,14 +215,16 @@ pub fn exact_row_i8(row: &[f32], out: &mut [i8]) -> Option<f32> {
             }
         }
     }
-    // CAST: at most 24 bits, as a divisor of an FP32 mantissa, and a power of two that one has.
+    // CAST: at most 24 bits, because it divides an FP32 mantissa, times the power of two of one of
+    // the elements.
     #[expect(clippy::cast_possible_truncation, reason = "exact, see above")]
     let scale = (f64::from(divisor) * f64::from(exponent).exp2()) as f32;
     if divisor == 0 || scale < SCALE_MIN {
         return None;
     }
     for (out, x) in out.iter_mut().zip(row) {
-        // CAST: the quotient of a multiple is a whole number, here of at most 127.
+        // CAST: the element is a multiple of the divisor, so the quotient is a whole number, of at
+        // most 127.
         #[expect(clippy::cast_possible_truncation, reason = "see above")]
         let level = (x / scale) as i8;
         *out = level;
@@ -253,13 +255,13 @@ fn common_divisor(mut a: u32, mut b: u32) -> u32 {
     a
 }
 
-/// Converts one activation row to FP16 after a multiplication by a power of two; returns the factor
-/// that undoes it.
+/// Converts one activation row to FP16 after a multiplication by a power of two, and returns the
+/// inverse of this power.
 ///
 /// - `row`, `out`: K elements; `out[k] = f16(row[k] * 2^e)`, ties to even; returns `2^-e`, to
 ///   multiply output rows by
 /// - `e` puts the largest magnitude into `[2^14, 2^15)`. It is at most 126, so that `2^-e` is a
-///   normal number: rows below 2^-112 land lower
+///   normal number: smaller rows stay below that range
 /// - a row of zeros: zeros and 1; a row with an infinite or NaN element: zeros and NaN, so that the
 ///   output row is NaN
 ///
@@ -291,8 +293,8 @@ fn f16_factor(absmax: u32) -> (f32, f32) {
     if absmax >= f32::INFINITY.to_bits() {
         return (0.0, f32::NAN);
     }
-    // The biased exponent field of a subnormal is 0 and ends at the upper clamp like that of every
-    // tiny number.
+    // A subnormal has the exponent field 0, which ends at the upper clamp as every tiny number
+    // does.
     let exponent = (absmax >> 23).cast_signed() - 127;
     let e = (F16_TARGET_EXPONENT - exponent).min(126);
     let power_of_two = |e: i32| f32::from_bits((e + 127).cast_unsigned() << 23);

@@ -12,9 +12,9 @@
 //!
 //! The signs prevent a row of similar elements from being gathered in one element, and the second
 //! signs prevent the last block from undoing the first where the two overlap. Where K is a multiple
-//! of the block, there is no last block. With blocks of the largest power of two that divides K (64
-//! for 576) instead, an outlier would stay in its block, and the levels of an integer type are too
-//! few for the rest of the row to share a scale with it.
+//! of the block, the last block is absent. With blocks of the largest power of two that divides K
+//! (64 for 576) instead, an outlier would stay in its block, and an integer type has too few levels
+//! for the rest of the row to share a scale with it.
 //!
 //! The signs are a function of K and the position alone. So a weight and its activations agree on
 //! them, and weights that read the same activations, such as Q, K and V, can share the rotated row.
@@ -85,8 +85,8 @@ impl Rotation {
 
     /// Rotates a row in place.
     ///
-    /// - a non-finite element makes every element of its blocks non-finite, and with it at least
-    ///   one element of every K segment that such a block reaches
+    /// - a non-finite element makes every element of its blocks non-finite, and so at least one
+    ///   element of every K segment that such a block reaches
     ///
     /// # Panics
     /// If `row` does not have K elements.

@@ -40,7 +40,7 @@ pub(crate) fn shifted(v: f32, limit: f32, shift: f32) -> f32 {
     reason = "the low byte is the rounded integer in two's complement"
 )]
 pub(crate) fn low_byte(x: f32) -> i8 {
-    // CAST: with |v| <= 127, the bits of v + MAGIC are those of MAGIC plus round(v), whose low byte
-    // is 0.
+    // CAST: for |v| <= 127, the bits of v + MAGIC are those of MAGIC plus round(v), and MAGIC's low
+    // byte is 0.
     x.to_bits() as i8
 }

@@ -1,5 +1,5 @@
-//! Proves that INT4 clips keep the promises of their methods, for ordinary and for awkward values;
-//! measures their speed.
+//! Proves that INT4 clips have the properties that their methods promise, for ordinary and for
+//! unusual values; measures their speed.
 #![expect(
     clippy::cast_possible_truncation,
     clippy::unwrap_used,
@@ -65,8 +65,8 @@ fn absmax(values: &[f32]) -> f32 {
 fn normal_values_are_clipped_where_the_error_is_least() {
     let values = gaussian(100_000, 1);
     let found = clip(&values, Method::Mse);
-    // The candidates are 4 % apart here, and the error is flat around its least: 1 % is far more
-    // than that costs.
+    // The candidates are 4 % apart here. Near its minimum the error is flat, so the distance costs
+    // far less than 1 %.
     let best = (150..=450)
         .map(|c| {
             let values = &values[..10_000];
@@ -203,7 +203,7 @@ fn percentiles_leave_out_what_they_say() {
         let clip = clip(&values, Method::Percentile(fraction)).magnitude();
         let beyond = values.iter().filter(|x| x.abs() > clip).count() as f64 / 50_000.0;
         let want = 1.0 - f64::from(fraction);
-        // Rounded up to a bin, of which there are a thousand, each with less than 1 % of the
+        // The clip is rounded up to one of a thousand bins, each of which has less than 1 % of the
         // values.
         assert!(
             beyond <= want + 1e-9 && beyond >= want - 0.01,
@@ -223,7 +223,7 @@ proptest! {
             prop_assert!(found.magnitude() <= absmax(&values));
             prop_assert!(found.magnitude() > 0.0 || absmax(&values) == 0.0);
             prop_assert_eq!(found, clip(&values, method));
-            // A power of two changes no mantissa.
+            // Multiplying by a power of two changes no mantissa.
             let factor = 2f32.powi(exponent);
             let scaled: Vec<f32> = values.iter().map(|x| x * factor).collect();
             if absmax(&values) > 1e-6 {
@@ -244,7 +244,7 @@ proptest! {
         prop_assume!(absmax(&values) > 0.0);
         let plain = error(&values, clip(&values, Method::AbsMax), Method::AbsMax);
         let best = error(&values, clip(&values, Method::Mse), Method::Mse);
-        // `clip` compares sums of some hundred terms in FP32, this test in FP64.
+        // `clip` compares sums of several hundred terms in FP32, this test in FP64.
         prop_assert!(best <= plain * (1.0 + 1e-4) + 1e-6, "{} {}", best, plain);
     }
 }

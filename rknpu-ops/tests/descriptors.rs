@@ -1,4 +1,4 @@
-//! An allocation of the stand-in takes a file descriptor, and fails when the process has none left.
+//! An allocation of the stand-in needs a file descriptor, and fails when the process has none left.
 //! This is a separate program, because the limit applies to the whole process.
 #![expect(unsafe_code, reason = "the functions under test are C functions")]
 #![expect(
@@ -27,7 +27,7 @@ fn an_allocation_takes_a_descriptor_and_fails_without_one() {
         .take(100)
         .collect();
     assert!((20..64).contains(&mems.len()), "{}", mems.len());
-    // Views take none.
+    // Views need no descriptor.
     assert!(npu.view(ctx, mems[0], 64, 0).is_some());
     assert!(npu.mem(ctx, 4096).is_none());
     assert_eq!(npu.destroy_mem(ctx, mems[1]), 0);

@@ -74,10 +74,12 @@ fn rotation_keeps_norms_and_dot_products() {
     rotated(&Rotation::new(0), &[]);
 }
 
-/// Pinned: packed weights that were written to a file must meet the same rotation later.
+/// Pinned: packed weights that were written to a file must be multiplied with activations of the
+/// same rotation later.
 #[test]
 fn rotation_is_the_documented_one() {
-    // Signs from SplitMix64 with seed K; K = 6 has a block of 4 in front and one of 4 at the end.
+    // Signs come from SplitMix64 with seed K. For K = 6 there is a block of 4 at the front and one
+    // of 4 at the end.
     let got = rotated(&Rotation::new(6), &[1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
     let mut state = Numbers::fixed(6);
     let word = state.bits();
@@ -102,12 +104,12 @@ fn rotation_spreads_outliers_over_the_whole_row() {
             let max = rotated(&rotation, &row)
                 .iter()
                 .fold(0.0f32, |max, x| max.max(x.abs()));
-            // 1 / sqrt(block) from one block; where both blocks meet, sums of many such values with
-            // random signs, of which 5 standard deviations are not expected.
+            // A single block gives 1 / sqrt(block). Where both blocks overlap, results are sums of
+            // many such values with random signs; 5 standard deviations are not expected.
             let limit = 5.0 / (k as f32 / 2.0).sqrt();
             assert!(max <= limit, "K = {k}, element {at}: {max}");
         }
-        // Elements that are alike do not gather.
+        // Equal elements must not add up to a large one.
         let alike = rotated(&rotation, &vec![1.0; k]);
         assert!(alike.iter().all(|x| x.abs() < 5.0), "K = {k}");
     }
@@ -160,8 +162,8 @@ fn quantize(
 
 #[test]
 fn two_digits_are_an_integer_of_225_levels() {
-    // Scale 1: every integer and every half-way point between -112 and 112, where halves go to
-    // even.
+    // With scale 1: every integer and every half-way point between -112 and 112. Half-way points
+    // are rounded to even.
     let row: Vec<f32> = (-224i16..=224)
         .chain([0])
         .map(|i| f32::from(i) / 2.0)
@@ -272,8 +274,8 @@ proptest! {
         seed: u8,
     ) {
         let k = 2 * half_k;
-        // Bytes count up, so a nibble tells its place (modulo 256 bytes, which no padding or tile
-        // is a divisor of).
+        // Bytes count up, so a nibble identifies its place modulo 256 bytes; neither padding nor
+        // tiles divide 256.
         let bytes = |rows: usize| -> Vec<u8> {
             (0..rows * half_k).map(|i| (i * 7 + i / 251) as u8 ^ seed).collect()
         };
@@ -337,7 +339,7 @@ proptest! {
         let per_row = if one_scale { factors(segments) } else { factors_i4(segments) };
         let w_scales: Vec<f32> = gaussian(segments * n, 7);
         let mut a_factors: Vec<f32> = gaussian(product_rows * per_row, 8);
-        // Halves of integers of up to 16 bits.
+        // Halves of integers with up to 16 bits.
         for row in a_factors.chunks_mut(per_row) {
             row[scales..].iter_mut().for_each(|half| *half = (*half * 1e4).round() / 2.0);
         }
@@ -363,7 +365,7 @@ proptest! {
                 prop_assert_eq!(dst[row * (n + gap) + col].to_bits(), want.to_bits());
             }
         }
-        // Other types of C with the same numbers give the same bits.
+        // Another type of C with the same numbers must give the same bits.
         let wide: Vec<Vec<i32>> = c.iter().map(|c| c.iter().map(|c| i32::from(*c)).collect()).collect();
         let float: Vec<Vec<f32>> = c.iter().map(|c| c.iter().map(|c| f32::from(*c)).collect()).collect();
         let wide = again(&wide, &w_scales, layout, m, digits, a_rows);

@@ -9,7 +9,7 @@ use rknpu_ops::layout::{Elem, NativeC};
 use rknpu_ops::pack::{NativeOutput, Rows, StridedRows};
 use rknpu_ops::{neon, scalar};
 
-/// Numbers that rounding, clamping or a vector instruction could treat in its own way.
+/// Numbers for which rounding, clamping or a vector instruction could differ.
 const EDGES: [f32; 22] = [
     0.0,
     -0.0,
@@ -166,8 +166,8 @@ fn f16_has_the_same_bits_for_every_length_and_factor() {
 
 #[test]
 fn f16_rounds_every_number_tie_and_neighbour_alike() {
-    // All finite FP16 numbers of both signs, subnormal ones included, and the points half way to
-    // the next.
+    // All finite FP16 numbers of both signs, including subnormals, and the points half-way to the
+    // next number.
     for high in 0..0x7cu16 {
         let numbers = (0..=255).map(|low| f16::from_bits(high << 8 | low));
         let row: Vec<f32> = numbers

@@ -136,11 +136,11 @@ fn pipeline_agrees_with_an_exact_matmul() {
                 );
             }
         }
-        // That is a worst case; rounding errors of random elements cancel. An error uniform in one
-        // step has a standard deviation of step / sqrt(12), a step is max / 127, and max is at most
-        // 4.5 standard deviations of a row here (4 are expected once in 16,000 normal values). So
-        // an operand adds 4.5 / 127 / sqrt(12) / sqrt(K), relative to the product of the norms, and
-        // two independent ones sqrt(2) times that.
+        // The bound above is a worst case; rounding errors of random elements cancel. An error that
+        // is uniform in one step has a standard deviation of step / sqrt(12), a step is max / 127,
+        // and max is here at most 4.5 standard deviations of a row (4 are expected once in 16,000
+        // normal values). So each operand adds 4.5 / 127 / sqrt(12) / sqrt(K), relative to the
+        // product of the norms, and two independent operands add sqrt(2) times that.
         let (mut error, mut total) = (0.0, 0.0);
         for row in 0..m {
             for col in 0..n {
@@ -204,7 +204,7 @@ fn f16_rows_convert_one_by_one_and_unpack_with_their_factor() {
         let factor = convert_row_f16(&src[row * k..][..k], &mut alone);
         assert_eq!((factor, &alone[..]), (factors[row], &out[row * k..][..k]));
     }
-    // Columns of the product with an identity: the activations come back.
+    // A product with an identity matrix must return the activations.
     let lc = NativeC {
         elem: Elem::F32,
         ..C
@@ -253,7 +253,7 @@ proptest! {
         }
         prop_assert_eq!(&dst, &want);
 
-        // The same in parts, as threads do it.
+        // The same packing in parts, as threads do it.
         let mut parts = vec![u32::MAX; la.len(m, k)];
         for (i, part) in parts.chunks_mut(3 * m * s).enumerate() {
             let range = (i * 3 * s).min(k)..((i + 1) * 3 * s).min(k);

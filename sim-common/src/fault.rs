@@ -4,17 +4,18 @@
 //! ```text
 //! faults = fault , { "," , fault }
 //! fault  = function ":" nth [ "+" ] "=" code       rknn_matmul_run:3=-1   rpcmem_alloc:10+=2
-//!        | what a stand-in adds                    dsp:3=hang   rknn_matmul_run:M2=0
+//!        | added by a stand-in                    dsp:3=hang   rknn_matmul_run:M2=0
 //! ```
 //!
 //! `function` is a vendor symbol, `nth` counts from 1 in each machine, and `+` means that call and
-//! all later ones. A stand-in's [`Grammar`] parses codes, and adds events that are no return codes.
+//! all later ones. A stand-in's [`Grammar`] parses codes, and adds events other than return codes.
 
 use std::ffi::c_int;
 use std::fmt::{Debug, Display};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A stand-in's part of the grammar; the type itself is the events that it adds.
+/// The part of the grammar that belongs to one stand-in; the type itself is the events that it
+/// adds.
 pub trait Grammar: Copy + Debug + Display + PartialEq + 'static {
     /// The vendor's names of the functions that can fail.
     const SYMBOLS: &'static [&'static str];
@@ -29,13 +30,13 @@ pub trait Grammar: Copy + Debug + Display + PartialEq + 'static {
     /// Parses the code of a function.
     ///
     /// # Errors
-    /// The reason if it cannot be read.
+    /// The reason why the text is not a code.
     fn code(text: &str) -> Result<c_int, &'static str>;
 
     /// Parses the parts of `name:nth=what` as an event; `None` if they are a function and a code.
     ///
     /// # Errors
-    /// The reason if they cannot be read.
+    /// The reason why they cannot be read.
     fn event(name: &str, nth: &str, what: &str) -> Option<Result<FaultOf<Self>, &'static str>>;
 }
 
@@ -61,9 +62,9 @@ pub struct FaultOf<G> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum When {
-    /// Only this one.
+    /// Only this call or event.
     Nth(u64),
-    /// This one and all later ones.
+    /// This call or event and all later ones.
     From(u64),
 }
 
@@ -71,7 +72,7 @@ impl When {
     /// Parses `nth [ "+" ]`.
     ///
     /// # Errors
-    /// The reason if it cannot be read.
+    /// The reason why the text cannot be read.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let (nth, when): (_, fn(u64) -> Self) = match text.strip_suffix('+') {
             Some(nth) => (nth, Self::From),
@@ -95,7 +96,7 @@ impl When {
 /// An item of a fault list that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultError {
-    /// It does not follow the syntax.
+    /// The item does not follow the syntax.
     #[error("bad fault \"{piece}\": {reason}; want {syntax}")]
     Syntax {
         /// The text between commas.
@@ -105,7 +106,8 @@ pub enum FaultError {
         /// The allowed forms.
         syntax: String,
     },
-    /// It names a function that this stand-in does not have, though another stand-in may have it.
+    /// The item names a function that this stand-in does not have, though another stand-in may have
+    /// it.
     #[error("fault \"{piece}\": unknown function \"{function}\", want one of {known}")]
     UnknownFunction {
         /// The text between commas.
@@ -190,7 +192,7 @@ impl<G: Grammar> Injector<G> {
     /// Counts a call of `symbol`.
     ///
     /// # Errors
-    /// The code to return, if this call must fail.
+    /// Returns the code as an error, if this call must fail.
     pub fn call(&self, symbol: &str) -> Result<(), c_int> {
         let Some(counter) = counter::<G>(&self.calls, symbol) else {
             return Ok(());
@@ -205,7 +207,7 @@ impl<G: Grammar> Injector<G> {
         Err(code)
     }
 
-    /// Counts an event, and returns its fate.
+    /// Counts an event, and returns its fault, if it has one.
     pub fn event(&self) -> Option<G> {
         let nth = self.events.fetch_add(1, Ordering::Relaxed) + 1;
         let fate = self.faults.iter().find_map(|fault| match fault.effect {
@@ -218,7 +220,7 @@ impl<G: Grammar> Injector<G> {
         fate
     }
 
-    /// Returns `true` if `fate` is requested for the next event.
+    /// Returns `true` if the fault `fate` is requested for the next event.
     #[must_use]
     pub fn expects(&self, fate: G) -> bool {
         let nth = self.events() + 1;

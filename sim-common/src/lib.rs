@@ -46,7 +46,7 @@ impl Coherence {
 /// Reason why a machine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Every slot is taken by a machine that has not been dropped.
+    /// Every slot is in use by a machine that has not been dropped.
     #[error("all {} slots for simulated machines are taken", slot::SLOTS)]
     NoSlot,
     /// No such chip exists.
@@ -97,7 +97,7 @@ pub fn from_env<C, M>(
         .ok()
 }
 
-/// Locks, also after a panic elsewhere: a C caller cannot be told about poisoning.
+/// Locks, also after a panic elsewhere, because a C caller cannot handle poisoned locks.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,6 @@
 //! Slots for the machines of a process.
 //!
-//! The vendors' C functions take no machine argument. So each machine occupies a slot, and gets
+//! The vendors' C functions have no machine argument. So each machine occupies a slot, and gets
 //! copies of the functions that know the slot's number.
 
 use std::sync::{Arc, Mutex};
@@ -43,7 +43,7 @@ impl<T> Slots<T> {
     /// Returns the machine in `slot`, if it has not been dropped.
     ///
     /// # Panics
-    /// If there is no such slot.
+    /// If the slot does not exist.
     #[must_use]
     pub fn get(&self, slot: usize) -> Option<Arc<T>> {
         lock(&self.0[slot]).clone()
@@ -52,7 +52,7 @@ impl<T> Slots<T> {
     /// Frees `slot`.
     ///
     /// # Panics
-    /// If there is no such slot.
+    /// If the slot does not exist.
     pub fn free(&self, slot: usize) {
         *lock(&self.0[slot]) = None;
     }

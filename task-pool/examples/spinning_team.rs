@@ -1,5 +1,5 @@
-//! Measures the cost of the pool's runs beside a team of threads that spins between its regions, as
-//! OpenMP's do by default.
+//! Measures the cost of the pool's runs while a team of threads exists that spins between its
+//! regions, as OpenMP's do by default.
 //!
 //! `cargo run --release -p task-pool --example spinning_team -- THREADS OTHERS`: a pool of THREADS,
 //! and a team of the caller and OTHERS. For 6 s, a region of the team (20 us of work each) and

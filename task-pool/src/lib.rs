@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A run costs no system call while the workers still spin, and it allocates nothing. Each thread
-//! takes the next task when it has finished one, so a thread that comes late, or not at all, only
-//! leaves its tasks to the others.
+//! takes the next task when it has finished one, so the other threads run the tasks of a thread
+//! that is late.
 #![expect(
     unsafe_code,
     reason = "a task of the caller's lifetime goes to threads that outlive it"
@@ -31,14 +31,14 @@ pub use part::{Divisible, SliceChunks, chunks};
 /// Time for which a thread spins before it sleeps, if there is a CPU for each thread of the pool.
 ///
 /// Long enough for the time between two multiplications of one graph split, short enough to leave
-/// the CPUs to the threads of ggml in the next split: the vendor's own run takes 33 us.
+/// the CPUs to the threads of ggml in the next split: a run of the vendor's library lasts 33 us.
 ///
 /// SOURCE: `rknn_matmul_run` 32.9 us on RK3588, unimatrix099's fork of rk-llama.cpp.
 const SPIN: Duration = Duration::from_micros(20);
 
 /// Time for which the caller spins for the last tasks before it sleeps. The cores of an NPU finish
-/// within a few microseconds of each other; a task that takes longer waits for a CPU, which may be
-/// the one that the caller spins on.
+/// within a few microseconds of each other; a task that is slower waits for a CPU, which may be the
+/// one that the caller spins on.
 const SPIN_AT_END: Duration = Duration::from_micros(5);
 
 /// Reads of the shared counter between two reads of the clock.
@@ -74,8 +74,8 @@ struct Counter(AtomicUsize);
 /// State that the threads of a pool share.
 #[derive(Debug)]
 struct PoolState {
-    /// Number of the run's tasks that no thread has taken. The next thread takes the task with the
-    /// number below.
+    /// Number of the run's tasks that no thread has started. The next thread takes the task with
+    /// the number below.
     remaining: Counter,
     /// Number of the run's tasks that are not done.
     unfinished: Counter,
@@ -114,7 +114,7 @@ impl Pool {
     /// # Errors
     /// The system's error if it starts no more threads.
     pub fn new(threads: usize, name: &str, cpus: &[usize]) -> std::io::Result<Self> {
-        // Where threads share a CPU, a spinning thread keeps the CPU from one with work.
+        // If threads share a CPU, a spinning thread takes time from one that has work.
         let crowded = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() < threads);
         let shared = Arc::new(PoolState {
             remaining: Counter::default(),
@@ -129,8 +129,8 @@ impl Pool {
             stop: AtomicBool::new(false),
             crowded,
         });
-        // The pool exists before its threads: if one does not start, dropping the pool ends the
-        // others.
+        // The pool is created before its threads, so that dropping it ends them if a later one does
+        // not start.
         let mut pool = Self {
             shared,
             workers: Vec::new(),
@@ -173,11 +173,11 @@ impl Pool {
         shared.unfinished.0.store(n, Ordering::Relaxed);
         let address = (&raw const task).cast_mut().cast::<TaskRef<'static>>();
         shared.task.store(address, Ordering::Relaxed);
-        // Releases the stores above to every thread that takes a task.
+        // The release makes the stores above visible to every thread that takes a task.
         shared.remaining.0.store(n, Ordering::Release);
-        // Stands between the tasks and the count of sleepers, as `sleep` has a fence between its
-        // count and its look for tasks: a worker that is not counted here sees these tasks before
-        // it sleeps.
+        // Pairs with the fence in `sleep`. This side writes the tasks and then reads the number of
+        // sleepers; a worker counts itself and then looks for tasks. So a worker that is not
+        // counted here sees these tasks before it sleeps.
         fence(Ordering::SeqCst);
         shared.wake(n - 1, self.workers.len());
         shared.take_all();
@@ -195,8 +195,8 @@ impl Pool {
     /// As [`Pool::run`].
     pub fn for_each<P: Divisible>(&self, parts: P, task: impl Fn(usize, P::Part) + Sync) {
         self.run(parts.count(), &|index| {
-            // SAFETY: `run` calls this once for each index below the count, and `parts` lives until
-            // it returns.
+            // SAFETY: `run` calls this closure once for each index below the count, and `parts`
+            // lives until it returns.
             let part = unsafe { parts.part(index) };
             task(index, part);
         });
@@ -206,12 +206,13 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        // A worker that has read `stop` before holds the lock until it waits.
+        // A worker that read `stop` before it was set holds the lock until it waits. Locking here
+        // ensures that it waits before it is notified.
         drop(lock(&self.shared.work.0));
         self.shared.work.1.notify_all();
         for worker in self.workers.drain(..) {
-            // Panics of tasks are caught, so a worker does not panic; if one did, no caller could
-            // be told.
+            // Panics of tasks are caught, so workers do not panic. If one did, there is no caller
+            // to report it to.
             let _ = worker.join();
         }
     }
@@ -226,8 +227,8 @@ impl PoolState {
             let caller_cpu = || self.caller_cpu.load(Ordering::Relaxed);
             let in_the_way = || current_cpu().is_some_and(|cpu| cpu == caller_cpu());
             if !self.spin_until(SPIN, found, in_the_way) {
-                // The system may wake a thread on the CPU of its waker, and run it first. There it
-                // would spin in the caller's time, and the two would not work at the same time.
+                // The system may wake a worker on the caller's CPU and run it there first. It would
+                // then spin in the caller's time, and the two would not run at the same time.
                 if in_the_way() {
                     cpus.leave(caller_cpu());
                 }
@@ -279,8 +280,8 @@ impl PoolState {
         let asleep = self.asleep.load(Ordering::Relaxed);
         let missing = wanted.saturating_sub(workers - asleep).min(asleep);
         if missing > 0 {
-            // A worker that has counted itself and not seen the tasks holds the lock until it
-            // waits.
+            // A worker that counted itself but has not seen the tasks holds the lock until it
+            // waits. Locking here ensures that it waits before it is notified.
             drop(lock(&self.work.0));
             (0..missing).for_each(|_| self.work.1.notify_one());
         }
@@ -289,16 +290,17 @@ impl PoolState {
     /// Takes and runs tasks until none remains.
     fn take_all(&self) {
         let take = |remaining: usize| remaining.checked_sub(1);
-        // Acquires what the run released with its number of tasks; all later values of `remaining`
-        // carry it on.
+        // Acquires the stores that the run released with its number of tasks. Later changes of
+        // `remaining` continue the same release sequence.
         while let Ok(remaining) =
             (self.remaining.0).fetch_update(Ordering::Acquire, Ordering::Relaxed, take)
         {
-            // A task was taken and is not done, so its run waits: the address belongs to that run.
+            // A task was taken and is not done, so its run is still waiting, and the address
+            // belongs to that run.
             let address = self.task.load(Ordering::Relaxed);
-            // SAFETY: written by the run before `remaining`; its stack frame, and what the
-            // reference in it points to, last until `unfinished` is 0, and this task counts there
-            // until the line at the end.
+            // SAFETY: the run wrote the address before `remaining`. Its stack frame, and what the
+            // reference there points to, live until `unfinished` is 0, and this task is counted
+            // until the end of this block.
             let task = unsafe { *address };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(remaining - 1))) {
                 lock(&self.panic).get_or_insert(panic);
@@ -308,10 +310,10 @@ impl PoolState {
     }
 
     fn finish_one(&self) {
-        // Releases what the task wrote to the caller, which acquires it when it sees 0.
+        // Releases the task's writes to the caller, which acquires them when it sees 0.
         let last = self.unfinished.0.fetch_sub(1, Ordering::AcqRel) == 1;
-        // Stands between the count and the look for a sleeper; `wait` has a fence between its flag
-        // and its look at the count.
+        // Pairs with the fence in `wait`: this side changes the count and then looks for a sleeper,
+        // the caller sets its flag and then reads the count.
         fence(Ordering::SeqCst);
         if last && self.caller_asleep.load(Ordering::Relaxed) {
             drop(lock(&self.done.0));
@@ -335,7 +337,7 @@ impl PoolState {
     }
 }
 
-/// Locks a mutex, also after a panic elsewhere: what these locks guard is never half changed.
+/// Locks a mutex, also after a panic elsewhere: the data under these locks is never half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -49,10 +49,10 @@ pub fn chunks<T>(slice: &mut [T], size: usize) -> SliceChunks<'_, T> {
     }
 }
 
-// SAFETY: a shared reference returns disjoint parts only (`Parts::part`), each to one thread.
+// SAFETY: a shared reference only gives out disjoint parts (`Parts::part`), each to one thread.
 unsafe impl<T: Send> Sync for SliceChunks<'_, T> {}
 
-// SAFETY: chunks of different indices have no element in common.
+// SAFETY: chunks of different indices share no element.
 unsafe impl<'a, T: Send> Divisible for SliceChunks<'a, T> {
     type Part = &'a mut [T];
 
@@ -63,7 +63,7 @@ unsafe impl<'a, T: Send> Divisible for SliceChunks<'a, T> {
     unsafe fn part(&self, index: usize) -> &'a mut [T] {
         let start = index * self.size;
         let len = self.size.min(self.len - start);
-        // SAFETY: below the slice's length, since the index is below the count.
+        // SAFETY: inside the slice, because the index is below the count.
         let base = unsafe { self.base.add(start) };
         // SAFETY: inside the slice that is borrowed for `'a`, and only this part has these
         // elements.
@@ -71,7 +71,7 @@ unsafe impl<'a, T: Send> Divisible for SliceChunks<'a, T> {
     }
 }
 
-// SAFETY: the parts of each are independent.
+// SAFETY: the parts of both are disjoint, so pairs of them are.
 unsafe impl<A: Divisible, B: Divisible> Divisible for (A, B) {
     type Part = (A::Part, B::Part);
 
@@ -80,9 +80,9 @@ unsafe impl<A: Divisible, B: Divisible> Divisible for (A, B) {
     }
 
     unsafe fn part(&self, index: usize) -> Self::Part {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         let first = unsafe { self.0.part(index) };
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         (first, unsafe { self.1.part(index) })
     }
 }

@@ -46,7 +46,7 @@ fn runs_follow_each_other_in_any_rhythm() {
 fn tasks_run_at_the_same_time_where_there_are_threads() {
     let pool = pool(3);
     let met = std::sync::Barrier::new(3);
-    // If one thread ran two of the tasks, the first would wait forever for the second.
+    // This would hang if one thread ran two of the tasks: the first would wait for the second.
     pool.run(3, &|_| {
         met.wait();
     });
@@ -67,7 +67,7 @@ fn a_panic_in_a_task_reaches_the_caller_after_all_tasks_are_done() {
         let text = text.downcast_ref::<String>().unwrap();
         assert!(text.contains(&format!("task {panicking}")), "{text}");
         assert_eq!(done.load(Ordering::Relaxed), 4);
-        // The pool continues to work.
+        // The pool still works afterwards.
         pool.run(5, &|_| {
             done.fetch_add(1, Ordering::Relaxed);
         });

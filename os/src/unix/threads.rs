@@ -37,7 +37,7 @@ impl Cpus {
 }
 
 /// Binds the calling thread to a set of CPUs, unless the set is empty. The system may refuse, for a
-/// CPU that is offline: then the thread's CPUs stay as they are.
+/// CPU that is offline: then the thread's CPUs are unchanged.
 fn keep_to(cpus: &CpuSet) {
     if cpus.count() > 0 {
         let _ = sched_setaffinity(None, cpus);

@@ -51,7 +51,7 @@ pub fn pack_i8(
         rotate(work);
         *scale = absmax(work) / 127.0;
         for (i, x) in work.iter().enumerate() {
-            // An addition rounds to an integer, whose low byte stays.
+            // Adding 1.5 · 2^23 rounds to an integer, which is then in the low byte.
             let rounded = (x / *scale).clamp(-127.0, 127.0) + 12_582_912.0;
             let [low, ..] = rounded.to_bits().to_le_bytes();
             native[layout.index(row, i, m)] = low.cast_signed();

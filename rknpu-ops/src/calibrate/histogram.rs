@@ -10,15 +10,15 @@
 //! ```
 //!
 //! A narrow clip makes P and Q differ in the outermost bins, a wide one inside the levels: KL(P ||
-//! Q) weighs the two.
+//! Q) measures both.
 
 use super::{LEVEL_MAX, Size};
 use crate::pack::Rows;
 
 /// Bins of a histogram over `[-max, max]`.
-// SOURCE: this number, KL_CANDIDATES and KL_FLOOR are those of the calibration in Antonyants,
+// SOURCE: this number, KL_CANDIDATES and KL_FLOOR are taken from the calibration in Antonyants,
 // Kashtanov, Voloshin, "Development of a computing backend for Llama.cpp based on Rockchip NPU",
-// INJOIT, and of its implementation.
+// INJOIT, and its implementation.
 pub const BINS: usize = 2048;
 
 /// Clips that [`KlDivergence`](super::Method::KlDivergence) tries, evenly spaced.
@@ -30,7 +30,7 @@ pub const KL_FLOOR: f32 = 0.995;
 /// Values of some rows, each row divided by its RMS.
 pub(super) struct Histogram {
     bins: Box<[u32; BINS]>,
-    /// Largest magnitude; 0 if there is no value.
+    /// Largest magnitude; 0 without values.
     max: f32,
     total: u64,
 }
@@ -75,7 +75,7 @@ impl Histogram {
         // CAST: counts far below 2^53.
         let beyond = (1.0 - f64::from(fraction)) * self.total as f64;
         let mut outside = 0;
-        // From the outside inwards: pairs of bins at equal distances from 0.
+        // Pairs of bins at equal distances from 0, starting with the outermost.
         for i in 0..BINS / 2 {
             outside += u64::from(self.bins[i]) + u64::from(self.bins[BINS - 1 - i]);
             // CAST: as above.
@@ -114,8 +114,8 @@ impl Histogram {
         // CAST: a small constant.
         let half = BINS as f32 / 2.0;
         let per_step = half / self.max * clip / LEVEL_MAX;
-        // A level's bins are those whose middle is in it; the outermost levels end with the clip,
-        // half a step out.
+        // A bin belongs to the level that contains its middle. The outermost levels end with the
+        // clip, half a step out.
         let bound = |halves: i16| bin(f32::from(halves) * (per_step / 2.0) + half + 0.5);
         let (first, last) = (bound(-15), bound(15).max(bound(-15) + 1));
         let (outside_below, end) = (before[first].count, before[BINS]);

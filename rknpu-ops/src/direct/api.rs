@@ -52,7 +52,7 @@ unsafe fn read<T: Copy>(pointer: *const T) -> Result<T, c_int> {
     if pointer.is_null() {
         return Err(code::PARAM_INVALID);
     }
-    // SAFETY: not null, so valid by the caller's promise.
+    // SAFETY: not null, so the caller guarantees that it is valid.
     Ok(unsafe { pointer.read() })
 }
 

@@ -4,7 +4,7 @@ use std::io;
 
 use super::node::Node;
 
-/// A struct of so many bytes. What is not written is 0.
+/// A struct of `BYTES` bytes. Bytes that are not written are 0.
 pub struct Argument<const BYTES: usize>(pub [u8; BYTES]);
 
 impl<const BYTES: usize> Argument<BYTES> {

@@ -1,4 +1,4 @@
-//! Contexts: a shape, its plan of tasks, and what is bound to it.
+//! Contexts: a shape, its plan of tasks, and its bound memory.
 #![expect(
     unsafe_code,
     reason = "bound memory is shared with the caller by the rules of the C API"
@@ -104,12 +104,13 @@ pub(super) fn create(
 pub(super) fn destroy(handle: MatmulCtx) -> Result<(), c_int> {
     let mut contexts = CONTEXTS.write().unwrap_or_else(PoisonError::into_inner);
     let removed = contexts.remove(&handle);
-    // Memory that only it holds is not freed while others look for contexts.
+    // Unlocked first: freeing the context's memory takes time, and other threads look for contexts
+    // meanwhile.
     drop(contexts);
     removed.map(drop).ok_or(code::CTX_INVALID)
 }
 
-/// Returns the code of a failure of the driver, and says why.
+/// Returns the code of a failure of the driver, and logs the reason.
 fn failed(call: &str, error: &io::Error) -> c_int {
     log::error!("{call}: {error}");
     match error.kind() {
@@ -138,8 +139,8 @@ impl Context {
         Ok(())
     }
 
-    /// Implements `rknn_matmul_set_io_mem` for operand 0, 1 or 2: A, B or C. Reserves what runs on
-    /// the context's core need.
+    /// Implements `rknn_matmul_set_io_mem` for operand 0, 1 or 2: A, B or C. Reserves the memory
+    /// that runs on the context's core need.
     pub(super) fn bind(
         &self,
         operand: usize,
@@ -174,7 +175,7 @@ impl Context {
     /// Implements `rknn_matmul_run`.
     ///
     /// # Safety
-    /// - Nothing uses bound memory during the call, but to read A and B.
+    /// - Nothing uses bound memory during the call, except to read A and B.
     pub(super) unsafe fn run(&self) -> Result<(), c_int> {
         let bound = lock(&self.bound);
         let [Some(a), Some(b), Some(c)] = &*bound else {
@@ -182,7 +183,7 @@ impl Context {
             return Err(code::PARAM_INVALID);
         };
         let mut core = lock(&self.space.cores[self.core.load(Ordering::Relaxed)]);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let ran = unsafe { core.run(&*self.space.driver, &self.plan, [a, b, c]) };
         ran.map_err(|error| failed("rknn_matmul_run", &error))
     }

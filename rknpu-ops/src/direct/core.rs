@@ -28,12 +28,12 @@ pub(super) const BODY: u32 = BODY_WORDS as u32;
 
 /// Returns the device's address of a stream, by its number.
 pub(super) fn stream_address(streams: &Object, index: usize) -> u32 {
-    // PANIC: an object's addresses have 32 bits.
+    // PANIC: an object's addresses fit into 32 bits.
     streams.address() + u32::try_from(index * STREAM_BYTES).expect("a place inside")
 }
 
 /// Objects of one purpose, one for each power of two. A driver may sync whole objects, so a small
-/// run does not use what a large one needs.
+/// run does not use a large object.
 #[derive(Debug, Default)]
 struct Objects(Vec<Option<Object>>);
 
@@ -62,7 +62,7 @@ impl Objects {
     /// Returns the object that [`Self::reserve`] made for `bytes`.
     fn get(&mut self, bytes: usize) -> &mut Object {
         let place = self.0.get_mut(Self::class(bytes)).and_then(Option::as_mut);
-        // PANIC: operands are bound before a run, which reserves.
+        // PANIC: operands are bound before a run, and binding reserves the object.
         place.expect("a reserved object")
     }
 }
@@ -89,10 +89,10 @@ impl Core {
         }
     }
 
-    /// Allocates what runs of `plan` need.
+    /// Allocates the objects that runs of `plan` need.
     ///
     /// # Errors
-    /// The driver's.
+    /// An error of the driver.
     pub(super) fn reserve(&mut self, driver: &Arc<dyn Driver>, plan: &Plan) -> io::Result<()> {
         let count = plan.task_count();
         (self.streams).reserve(driver, count * STREAM_BYTES, Purpose::Data)?;
@@ -108,7 +108,7 @@ impl Core {
     /// Computes C from A and B, for which [`Self::reserve`] was called.
     ///
     /// # Errors
-    /// The driver's.
+    /// An error of the driver.
     ///
     /// # Safety
     /// - Nothing uses C, or writes A and B, during the call.
@@ -137,7 +137,7 @@ impl Core {
         let [a_cube_bytes, c_cube_bytes] = plan.cube_bytes();
         let cubes_of_a = self.cubes_of_a.get(a_cube_bytes);
         let cubes_of_c = self.cubes_of_c.get(c_cube_bytes);
-        // SAFETY: nothing writes A by the caller's promise.
+        // SAFETY: the caller guarantees that nothing writes A.
         let native = unsafe { a.read(a_bytes) };
         plan.fill_cubes(native, &mut cubes_of_a.bytes_mut()[..a_cube_bytes]);
         cubes_of_a.sync(0..a_cube_bytes, Direction::ToDevice)?;
@@ -152,10 +152,11 @@ impl Core {
         };
         driver.run(own, &job)?;
         cubes_of_c.sync(0..c_cube_bytes, Direction::FromDevice)?;
-        // SAFETY: nothing else uses C by the caller's promise.
+        // SAFETY: the caller guarantees that nothing else uses C.
         let native = unsafe { c.write(c_bytes) };
         plan.empty_cubes(&cubes_of_c.bytes_mut()[..c_cube_bytes], native);
-        // The caller syncs C from the device, which must have what the CPU has written.
+        // Without this, the device may hold older bytes than the CPU wrote, which the caller's sync
+        // from the device would bring back.
         c.sync(c_bytes, Direction::ToDevice)
     }
 }

@@ -14,7 +14,7 @@ use super::node::Kernel;
 /// Bytes of a page.
 const PAGE_BYTES: usize = 4096;
 
-/// For what an object is made.
+/// Purpose of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Operands, results and streams.
@@ -37,11 +37,11 @@ pub enum Direction {
 pub struct Job<'a> {
     /// The core to use, if the driver lets callers choose.
     pub core: usize,
-    /// Their streams, one after another.
+    /// The streams of the tasks, one after another.
     pub streams: &'a Object,
-    /// Their number.
+    /// The number of tasks.
     pub count: usize,
-    /// Objects that they read, besides the streams.
+    /// Objects that the tasks read, in addition to the streams.
     pub inputs: [&'a Object; 2],
     /// The object that they write.
     pub result: &'a Object,
@@ -58,11 +58,11 @@ pub trait Driver: Debug + Send + Sync {
     /// Returns the driver's version, as users see it: such as `0.9.8`, or `rocket`.
     fn version_text(&self) -> String;
 
-    /// Returns the most tasks of which each stream names the next one. The last one of them names
-    /// none.
+    /// Returns the maximum length of a chain of tasks, in which each stream names the next one; the
+    /// last stream names none.
     fn chain(&self) -> usize;
 
-    /// Opens the driver once more, for another address space.
+    /// Opens the driver again, for another address space.
     ///
     /// # Errors
     /// `Unsupported` if all files have the same one.
@@ -71,7 +71,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Makes an object of zeros, which both sides see.
     ///
     /// # Errors
-    /// The driver's, or `OutOfMemory` if the device cannot address it.
+    /// An error of the driver, or `OutOfMemory` if the device cannot address it.
     fn create(self: Arc<Self>, bytes: usize, purpose: Purpose) -> io::Result<Object>;
 
     /// Imports a dma-buf of another driver's or program's.
@@ -83,16 +83,16 @@ pub trait Driver: Debug + Send + Sync {
     /// Syncs a range of bytes of an object, or more of it.
     ///
     /// # Errors
-    /// The driver's, such as `EINVAL` for a range that is not inside.
+    /// An error of the driver, such as `EINVAL` for a range that is not inside.
     fn sync(&self, object: &Object, range: Range<usize>, direction: Direction) -> io::Result<()>;
 
     /// Frees an object.
     ///
     /// # Errors
-    /// The driver's.
+    /// An error of the driver.
     fn destroy(&self, object: &Object) -> io::Result<()>;
 
-    /// Returns the bytes of the object that [`Self::run`] needs for as many tasks.
+    /// Returns the bytes of the object that [`Self::run`] needs for this number of tasks.
     fn own_bytes(&self, tasks: usize) -> usize;
 
     /// Runs the tasks of a job one after another, and waits for their end.
@@ -101,7 +101,8 @@ pub trait Driver: Debug + Send + Sync {
     ///   uses
     ///
     /// # Errors
-    /// The driver's, or that the tasks did not run to their end: `TimedOut` if they took too long.
+    /// The driver's error, or one that says that the tasks did not finish: `TimedOut` if they were
+    /// too slow.
     fn run(&self, own: &mut Object, job: &Job) -> io::Result<()>;
 }
 
@@ -109,9 +110,9 @@ pub trait Driver: Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Object {
     driver: Arc<dyn Driver>,
-    /// The driver's number for it.
+    /// The driver's number for the object.
     pub(super) handle: u32,
-    /// The kernel's own name for it, if the driver asks for that.
+    /// The kernel's number for the object, if the driver asks for it.
     pub(super) identity: u64,
     address: u32,
     map: Option<MmapRaw>,
@@ -151,7 +152,7 @@ impl Object {
         map: MmapRaw,
         descriptor: Option<Descriptor>,
     ) -> io::Result<Self> {
-        // Command words have 32 bits for addresses.
+        // Command words have 32 bits for an address.
         self.address = u32::try_from(address)
             .ok()
             .filter(|_| address + self.bytes as u64 <= 1 << 32)
@@ -167,12 +168,13 @@ impl Object {
     /// The driver's.
     pub(super) fn finish(mut self) -> io::Result<Self> {
         self.bytes_mut().fill(0);
-        // A driver may map memory without cleaning what the kernel and the CPU have written.
+        // A driver may map memory without writing back what the kernel and the CPU hold in their
+        // caches.
         self.sync(0..self.bytes, Direction::ToDevice)?;
         Ok(self)
     }
 
-    /// Returns `true` if it is in the address space of `driver`.
+    /// Returns `true` if the object is in the address space of `driver`.
     #[must_use]
     pub fn is_of(&self, driver: &Arc<dyn Driver>) -> bool {
         Arc::ptr_eq(&self.driver, driver)
@@ -184,7 +186,7 @@ impl Object {
         self.address
     }
 
-    /// Returns its bytes: whole pages.
+    /// Returns the object's size in bytes, which are whole pages.
     #[must_use]
     pub fn size(&self) -> usize {
         self.bytes
@@ -217,10 +219,10 @@ impl Object {
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes) }
     }
 
-    /// Syncs a range of bytes, or more of the object.
+    /// Syncs at least this range of the object's bytes.
     ///
     /// # Errors
-    /// The driver's, such as `EINVAL` for a range that is not inside.
+    /// An error of the driver, such as `EINVAL` for a range that is not inside.
     pub fn sync(&self, range: Range<usize>, direction: Direction) -> io::Result<()> {
         self.driver.sync(self, range, direction)
     }
@@ -228,7 +230,7 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // Descriptor and mapping each keep the memory: they go first.
+        // Descriptor and mapping each keep the memory alive, so they are dropped before the handle.
         self.descriptor = None;
         self.map = None;
         if let Err(error) = self.driver.destroy(self) {

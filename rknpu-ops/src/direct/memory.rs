@@ -34,7 +34,7 @@ impl Region {
 
     /// Returns the device's address of the first byte.
     pub(super) fn address(&self) -> u32 {
-        // PANIC: an object's last byte has an address of 32 bits (`Object::finish`).
+        // PANIC: the address of an object's last byte fits into 32 bits (`Object::finish`).
         self.object.address() + u32::try_from(self.range.start).expect("a place inside")
     }
 
@@ -54,7 +54,8 @@ impl Region {
     pub(super) unsafe fn read(&self, bytes: usize) -> &[u8] {
         assert!(bytes <= self.len());
         let start = self.object.start().wrapping_add(self.range.start);
-        // SAFETY: inside of the mapping, which `self` keeps; the rest is the caller's promise.
+        // SAFETY: inside the mapping, which `self` keeps alive; the rest is guaranteed by the
+        // caller.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 

@@ -3,11 +3,11 @@
 //!
 //! ```text
 //! host code --- ffi::Api ---> api.rs        C functions: look up, check pointers, catch panics
-//!                              +-> context.rs   a shape, its plan of tasks, and what is bound to it
+//!                              +-> context.rs   a shape, its plan of tasks, and its bound memory
 //!                              +-> memory.rs    allocations and views, by the pointers that the caller has
 //!                              +-> core.rs      the streams of a run, and the cubes that it copies
 //!                              |    +-> crate::stream
-//!                              +-> driver.rs    what both drivers offer: memory objects, syncs, jobs
+//!                              +-> driver.rs    the interface of both drivers: memory objects, syncs, jobs
 //!                                   +-> rknpu.rs    Rockchip's
 //!                                   +-> rocket.rs   Linux's
 //!                                        +-> node.rs   ioctl and mmap on a node
@@ -68,7 +68,7 @@ pub const VERSION: &str = concat!("streams-", env!("CARGO_PKG_VERSION"));
 const CORES: usize = 3;
 
 /// Address spaces that are opened at most where each is a file.
-// SOURCE: an RK3588's 32 GB of memory; each takes 4 GiB.
+// SOURCE: an RK3588 has up to 32 GB of memory, and a space has 4 GiB.
 const SPACES: usize = 8;
 
 /// An NPU that is driven directly. Dropping it frees its slot. Contexts that exist by then work
@@ -83,13 +83,13 @@ pub struct Machine {
 #[derive(Debug)]
 struct Shared {
     memories: Memories,
-    /// Those that are open, from the first.
+    /// The address spaces that are open, in order from the first.
     spaces: Mutex<Vec<Arc<Space>>>,
-    /// The most of them.
+    /// The largest number of address spaces.
     limit: usize,
 }
 
-/// An address space of the device, with what its runs use on each core.
+/// An address space of the device, with the objects of its runs on each core.
 #[derive(Debug)]
 struct Space {
     driver: Arc<dyn Driver>,
@@ -127,10 +127,11 @@ impl Shared {
 
 static MACHINES: Slots<Shared> = Slots::new();
 
-/// Opens the driver behind a node.
+/// Opens the driver of a node.
 ///
 /// # Errors
-/// The driver's, `Unsupported` with what it lacks, or that [`SLOTS`] machines exist.
+/// The driver's error, `Unsupported` with the missing feature, or an error if [`SLOTS`] machines
+/// exist.
 pub fn start(node: Box<dyn Node>) -> io::Result<Machine> {
     let (driver, spaces): (Arc<dyn Driver>, usize) = match node.kernel() {
         Kernel::Rknpu => (Arc::new(Rknpu::open(node)?), 1),
@@ -147,8 +148,8 @@ pub fn start(node: Box<dyn Node>) -> io::Result<Machine> {
 }
 
 impl Machine {
-    /// Returns the functions of this machine. Those that take a context accept the contexts of
-    /// every machine.
+    /// Returns the functions of this machine. Functions on a context accept the contexts of every
+    /// machine.
     #[must_use]
     pub fn api(&self) -> Api {
         api::of_slot(self.slot)

@@ -19,7 +19,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// All of them, in the order in which they are looked for.
+    /// All drivers, in the order in which they are looked for.
     pub const ALL: [Self; 2] = [Self::Rknpu, Self::Rocket];
 
     /// Returns its name in DRM.
@@ -59,22 +59,22 @@ pub trait Node: Debug + Send + Sync {
     /// Returns the driver after it.
     fn kernel(&self) -> Kernel;
 
-    /// Opens it once more.
+    /// Opens the node once more.
     ///
     /// # Errors
     /// The system's error.
     fn reopen(&self) -> io::Result<Box<dyn Node>>;
 
-    /// Calls the function `number` with its struct, which has as many bytes as the number says and
-    /// holds no addresses of this process.
+    /// Calls the function `number` with its struct, which has the size that the number contains,
+    /// and holds no addresses of this process.
     ///
     /// # Errors
     /// The driver's error.
     fn ioctl(&self, number: u32, argument: &mut [u8]) -> io::Result<()>;
 
-    /// As [`Self::ioctl`], for a struct that holds the addresses of others: the struct is the first
-    /// bytes of `bytes`, and `links` are all of its addresses and of theirs. What they lead to,
-    /// with the lengths that the structs give, is inside of `bytes`.
+    /// As [`Self::ioctl`], for a struct that holds addresses of other structs. The struct is at the
+    /// start of `bytes`, and `links` are the places of all addresses in it and in the structs that
+    /// it leads to. All of these, with the lengths that the structs give, are inside `bytes`.
     ///
     /// # Errors
     /// The driver's error.
@@ -161,7 +161,7 @@ impl DeviceNode {
 }
 
 /// Returns the bytes of the struct of a function.
-// SOURCE: _IOC of asm-generic/ioctl.h: 14 bits of size from bit 16 on.
+// SOURCE: _IOC of asm-generic/ioctl.h: the size has 14 bits, starting at bit 16.
 fn struct_bytes(number: u32) -> usize {
     // CAST: usize has at least 32 bits.
     (number >> 16 & 0x3fff) as usize
@@ -211,10 +211,10 @@ fn open(path: &Path) -> io::Result<File> {
     os::files::at_once(File::options().read(true).write(true)).open(path)
 }
 
-/// Returns the driver's name; an empty one for a file that is no DRM node.
+/// Returns the driver's name; an empty one if the file is not a DRM node.
 fn driver(file: &File) -> io::Result<String> {
     let mut name = [0u8; 32];
-    // Three numbers and a pad of 32 bits; then length and address of name, date and description.
+    // Three numbers of 32 bits and padding; then length and address of name, date and description.
     let mut version = [0u64; 8];
     version[2] = name.len() as u64;
     version[3] = name.as_mut_ptr().expose_provenance() as u64;
@@ -225,7 +225,7 @@ fn driver(file: &File) -> io::Result<String> {
         Err(error) if os::node::is_unknown_call(&error) => return Ok(String::new()),
         Err(error) => return Err(error),
     }
-    // The driver gives the whole length, and fills what there is room for.
+    // The driver returns the full length, and fills the buffer as far as it goes.
     let bytes = usize::try_from(version[2]).unwrap_or(0).min(name.len());
     Ok(String::from_utf8_lossy(&name[..bytes]).into_owned())
 }

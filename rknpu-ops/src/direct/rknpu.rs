@@ -44,8 +44,8 @@ mod flag {
     /// kernel.
     pub const KERNEL_MAPPING: u32 = 1 << 3;
     pub const IOMMU: u32 = 1 << 4;
-    /// Device addresses are not rounded up to powers of two, ranges of which are never given back;
-    /// caches are not cleaned.
+    /// Flag: device addresses are not rounded up to powers of two, which are never freed; caches
+    /// are not cleaned.
     pub const LIMIT_IOVA_ALIGNMENT: u32 = 1 << 10;
 }
 
@@ -56,7 +56,7 @@ const SUBMIT_FLAGS: u32 = 1 | 1 << 2;
 const TIMEOUT_MS: u32 = 6000;
 
 /// Tasks of one job: more are split by the driver.
-// SOURCE: max_submit_number of RK3588, rknpu_drv.c, is 2^12 - 1.
+// SOURCE: rknpu_drv.c: max_submit_number of RK3588 is 2^12 - 1.
 const TASKS_OF_A_JOB: usize = 4095;
 
 /// Bytes of `rknpu_task`.
@@ -69,8 +69,8 @@ const LIMITS_ALIGNMENT: u32 = 907;
 
 /// Returns the entry of a stream in a list of tasks.
 fn task(address: u32) -> [u8; TASK_BYTES] {
-    // SOURCE: values of happyme531's and gregordinary's notes: units started, interrupts waited for
-    // and cleared.
+    // SOURCE: happyme531's and gregordinary's notes: the units that are started, the interrupts
+    // that are waited for and cleared.
     Argument::ZERO
         .u32(8, 0x1d)
         .u32(12, 0x300)
@@ -93,7 +93,7 @@ impl Rknpu {
     /// Asks the driver for its version.
     ///
     /// # Errors
-    /// The driver's, or `Unsupported` with what it lacks.
+    /// The driver's error, or `Unsupported` with the missing feature.
     pub fn open(node: Box<dyn Node>) -> io::Result<Self> {
         let mut rknpu = Self {
             node,
@@ -145,7 +145,7 @@ impl Rknpu {
             .u64(24, list.identity)
             .u32(56, 1 << core)
             .with(60, (-1i32).to_ne_bytes());
-        // One core takes the entry of its own number.
+        // A single core uses the entry with its number, so all three entries are filled.
         for entry in 0..3 {
             argument = argument
                 .u32(64 + 8 * entry, first)
@@ -153,7 +153,7 @@ impl Rknpu {
         }
         let ended = argument.call(&*self.node, number::SUBMIT).map(drop);
         if ended.is_err() {
-            // What is wrong with the job is known; whether the reset works shows with the next one.
+            // The job's error is returned. If the reset fails too, the next job shows it.
             let _ = self.act(action::ACT_RESET);
         }
         ended

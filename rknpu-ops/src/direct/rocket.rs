@@ -1,9 +1,9 @@
 //! Linux's own kernel driver for an RK3588's NPU, `rocket`.
 //!
 //! A file is an address space. Its jobs run one after another, on any core that is free, and each
-//! task of a job is started by itself. A job that the driver refuses, one that it stops after its
-//! time-out, and one whose memory cannot be attached look like one that has ended well. So each job
-//! ends with a task that writes a known product ([`status`]).
+//! task of a job is started separately. A job that the driver refuses, one that it stops after its
+//! time-out, and one whose memory cannot be attached look like one that succeeded. So each job ends
+//! with a task that writes a known product ([`status`]).
 //!
 //! SOURCE: numbers and structs, include/uapi/drm/rocket_accel.h and drm.h of Linux 6.18 (MIT);
 //! behaviour, drivers/accel/rocket there.
@@ -32,18 +32,18 @@ mod number {
     pub const GEM_CLOSE: u32 = 0x4008_6409;
 }
 
-/// Tasks of a job, besides the one that writes the status: at most a third of the driver's
+/// Tasks of a job, not counting the one that writes the status: at most a third of the driver's
 /// time-out.
-// SOURCE: the largest task has 403 million products (128 x 3072 x 1024, INT8), and 268 million in
+// SOURCE: the largest task has 403 million INT8 products (128 x 3072 x 1024), or 268 million in
 // FP16. At 200 MHz, the clock of Linux's device tree, boards reach 75 thousand million FP16
-// products a second (gregordinary's notes), and twice as many INT8 ones.
+// products a second (gregordinary's notes), and twice as many in INT8.
 const TASKS_OF_A_JOB: usize = 32;
 
 /// The driver's time-out for a job.
 // SOURCE: JOB_TIMEOUT_MS, drivers/accel/rocket/rocket_job.c of Linux 6.18.
 const TIME_OUT: Duration = Duration::from_millis(500);
 
-/// The longest wait for a job, which other files' jobs may be before.
+/// The longest wait for a job. Jobs of other files may run before it.
 const WAIT: Duration = Duration::from_millis(1800);
 
 /// Bytes of `drm_rocket_submit`, `drm_rocket_job` and `drm_rocket_task`.
@@ -91,7 +91,7 @@ impl Rocket {
         let number = |len: usize| {
             u32::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
         };
-        // One after another: submission, job, tasks, handles.
+        // The four parts follow one another: submission, job, tasks, handles.
         let tasks_at = SUBMIT_BYTES + JOB_BYTES;
         let reads_at = tasks_at + TASK_BYTES * tasks.len();
         let writes_at = reads_at + 4 * reads.len();
@@ -125,7 +125,7 @@ impl Rocket {
             .map(|index| [stream_address(job.streams, index), WORDS])
             .collect();
         tasks.push([status::stream(own), WORDS]);
-        // An object that is named twice has the whole job refused.
+        // The driver refuses a job that names an object twice.
         let writes = [job.result.handle, own.handle];
         let mut reads = vec![job.streams.handle];
         for input in job.inputs {
@@ -177,7 +177,7 @@ impl Driver for Rocket {
         "rocket".into()
     }
 
-    /// Streams that others name are not started.
+    /// Returns 1: the driver does not start streams that another stream names.
     fn chain(&self) -> usize {
         1
     }

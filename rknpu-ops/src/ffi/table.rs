@@ -86,7 +86,7 @@ api_table! {
     mem_sync = "rknn_mem_sync": unsafe extern "C" fn(MatmulCtx, *mut TensorMem, MemSync) -> c_int;
     /// Asks for a property; see [`super::QUERY_SDK_VERSION`].
     query = "rknn_query": unsafe extern "C" fn(MatmulCtx, c_int, *mut c_void, u32) -> c_int;
-    /// Rearranges a row-major B: (in, out, K, N, info).
+    /// Rearranges a row-major B into the native layout: (in, out, K, N, info).
     b_normal_layout_to_native_layout = "rknn_B_normal_layout_to_native_layout":
         unsafe extern "C" fn(*mut c_void, *mut c_void, c_int, c_int, *mut MatmulInfo) -> c_int;
 }

@@ -40,7 +40,7 @@ impl SumElem for i16 {
 impl SumElem for i32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        // CAST: rounds to 24 bits, as the trait says.
+        // CAST: rounds to 24 bits, as documented at the trait.
         self as f32
     }
 }
@@ -77,7 +77,7 @@ pub struct Product<'a, T> {
 }
 
 impl<'a, T> Product<'a, T> {
-    /// Returns the combines the device's results of all K segments.
+    /// Returns a product that combines the device's results of all K segments.
     ///
     /// - `segments`: in order of K, at least one; `layout`: of C
     /// - `m`: rows of the buffers (the bucket); `digits`: of the activations: with two, row `m` of
@@ -86,7 +86,7 @@ impl<'a, T> Product<'a, T> {
     ///   [`factors`](super::factors) elements
     ///
     /// # Panics
-    /// If there is no segment, if `layout.t` is not 4, 8 or 16, or if a length disagrees.
+    /// If `segments` is empty, if `layout.t` is not 4, 8 or 16, or if a length disagrees.
     #[must_use]
     pub fn new(
         segments: &'a [ScaledOutput<'a, T>],

@@ -49,7 +49,8 @@ fn transform(row: &mut [f32], block: usize, norm: f32) {
 /// Runs the stages of distance 64 … `block / 2` of one block.
 #[target_feature(enable = "neon")]
 fn later_passes(block: &mut [f32]) {
-    // The second parameter is the distance of the pass's first stage, in registers of 4 elements.
+    // The second parameter is the distance between partners in the pass's first stage, in registers
+    // of 4 elements.
     match block.len() / 64 {
         2 => pass_of_two::<2, 16>(block),
         4 => pass_of_two::<4, 16>(block),
@@ -98,7 +99,7 @@ fn stages_1_2(row: &mut [f32], norm: f32) {
     scalar::hadamard(rest, 4, norm);
 }
 
-/// Returns the views eight elements as two times four.
+/// Returns eight elements as two times four.
 fn quads(pair: &mut [f32; 8]) -> [&mut [f32; 4]; 2] {
     let (quads, _) = pair.as_chunks_mut::<4>();
     // PANIC: eight elements are two times four.
@@ -110,8 +111,8 @@ fn quads(pair: &mut [f32; 8]) -> [&mut [f32; 4]; 2] {
 #[inline]
 #[target_feature(enable = "neon")]
 fn inside(x: float32x4_t, y: float32x4_t) -> (float32x4_t, float32x4_t) {
-    // x = x0 x1 x2 x3, likewise y. After stage 1, with + and - for x0 + x1 and x0 - x1 of each pair
-    // of elements:
+    // x = x0 x1 x2 x3, and y likewise. Stage 1 computes x0 + x1 (written x01+) and x0 - x1 (x01-)
+    // for each pair of elements.
     let (even, odd) = (vtrn1q_f32(x, y), vtrn2q_f32(x, y));
     let sum = vreinterpretq_f64_f32(vaddq_f32(even, odd)); //        x01+ y01+ x23+ y23+
     let difference = vreinterpretq_f64_f32(vsubq_f32(even, odd)); // x01- y01- x23- y23-

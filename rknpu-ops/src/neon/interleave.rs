@@ -97,8 +97,8 @@ unsafe fn square<T: Copy, const S: usize>(
             from.wrapping_add(row * stride + j * S),
             to.wrapping_add(j * slice + row * S),
         );
-        // SAFETY: callers pass row < count and j < SIDE, so both are S elements of what this
-        // function was given.
+        // SAFETY: callers pass row < count and j < SIDE, so both ranges are S elements inside this
+        // function's arguments.
         unsafe { from.copy_to_nonoverlapping(to, S) }
     };
     let whole = count / SIDE * SIDE;

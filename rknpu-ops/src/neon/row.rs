@@ -42,7 +42,7 @@ pub fn scale_to_f16(row: &[f32], factor: f32, out: &mut [f16]) {
 
 #[target_feature(enable = "neon")]
 fn absmax(row: &[f32]) -> u32 {
-    // Without sign, bits have the order of magnitudes. Four maxima, so that none waits for the
+    // Without the sign, bits compare like magnitudes. Four maxima, so that none waits for the
     // previous one.
     let mut max = [vdupq_n_u32(0); 4];
     let (parts, rest) = row.as_chunks::<16>();
@@ -81,7 +81,7 @@ fn round_row(row: &[f32], inverse: f32, out: &mut [i8]) {
 fn round_16(part: &[f32; 16], by: float32x4_t, out: &mut [i8; 16]) {
     let (high, low) = (vdupq_n_f32(I8_MAX), vdupq_n_f32(-I8_MAX));
     let word = |quad: &[f32; 4]| {
-        // The minimum of a number and NaN is the number.
+        // The minimum of a number and NaN is the number, so NaN becomes a limit.
         let clamped = vmaxnmq_f32(vminnmq_f32(vmulq_f32(load(quad), by), high), low);
         vreinterpretq_u16_f32(vaddq_f32(clamped, vdupq_n_f32(round::MAGIC)))
     };
@@ -117,9 +117,9 @@ fn convert_16(part: &[f32; 16], by: float32x4_t, out: &mut [f16; 16]) {
     let low = to_f16(vmulq_f32(load(a), by), vmulq_f32(load(b), by));
     let high = to_f16(vmulq_f32(load(c), by), vmulq_f32(load(d), by));
     let to = out.as_mut_ptr().cast::<u16>();
-    // SAFETY: f16 is a transparent u16, and out is exclusive and 16 of them long.
+    // SAFETY: f16 is a transparent u16, and `out` is exclusive with 16 of them.
     unsafe { vst1q_u16(to, low) };
-    // SAFETY: as above; the second eight of sixteen.
+    // SAFETY: as above; these are the second eight of sixteen values.
     unsafe { vst1q_u16(to.wrapping_add(8), high) };
 }
 
@@ -132,8 +132,8 @@ fn convert_16(part: &[f32; 16], by: float32x4_t, out: &mut [f16; 16]) {
 #[target_feature(enable = "neon")]
 fn to_f16(low: float32x4_t, high: float32x4_t) -> uint16x8_t {
     let bits: uint16x8_t;
-    // SAFETY: two register moves that touch neither memory nor flags; `out` is written before
-    // `high` is read and therefore is a separate register.
+    // SAFETY: two register moves that touch neither memory nor flags. `out` is written before
+    // `high` is read, so it is declared as a separate register.
     unsafe {
         asm!(
             "fcvtn {bits:v}.4h, {low:v}.4s",

@@ -7,8 +7,8 @@
 //!       for each of 4 rows: tile += ((c + half) * w_scale) * a_scale
 //! ```
 //!
-//! Fewer than four rows go one by one, and remaining columns that are no multiple of four go
-//! through the portable version.
+//! Fewer than four rows go one by one, and columns left over from groups of four go through the
+//! portable version.
 
 use std::arch::aarch64::{
     float32x4_t, vaddq_f32, vcvtq_f32_s32, vdupq_n_f32, vld1_s16, vld1q_s32, vmovl_s16, vmulq_f32,
@@ -153,7 +153,7 @@ fn block<T, const Q: usize, const D: usize, const R: usize>(slice: &[T]) -> &[[[
     let (quads, _) = slice.as_chunks::<4>();
     let (pieces, _) = quads.as_chunks::<Q>();
     let (rows, _) = pieces.as_chunks::<D>();
-    // PANIC: rows and columns of a product are in each of its segments.
+    // PANIC: each segment of a product contains its rows and columns.
     rows.first_chunk().unwrap_or_else(|| unreachable!())
 }
 
@@ -166,7 +166,7 @@ pub trait Quad: Sized {
 impl Quad for i16 {
     #[inline(always)]
     fn quad(elements: &[Self; 4]) -> float32x4_t {
-        // SAFETY: a reference to four numbers is readable for as many; the load needs no more
+        // SAFETY: a reference to four numbers is readable for four, and the load needs no stricter
         // alignment.
         let narrow = unsafe { vld1_s16(elements.as_ptr()) };
         // SAFETY: NEON belongs to the base instruction set of this target.

@@ -9,7 +9,7 @@ use crate::layout::NativeC;
 ///
 /// A trait and not a slice because several cores write different column ranges of the same rows:
 /// the owner of the destination gives each of them an implementation that returns only its own
-/// pieces. [`StridedRows`] is the plain one.
+/// pieces. [`StridedRows`] is the simplest one.
 pub trait OutputRows {
     /// Returns the piece of row `m` to write: as many elements as there are columns to unpack.
     /// Called several times per row.
@@ -59,7 +59,7 @@ impl<'a, T> NativeOutput<'a, T> {
     /// starts at a multiple of `t` is a sub-slice of one.
     ///
     /// # Panics
-    /// If there is no buffer, if one is not whole native slices or differs in length from the
+    /// If `segments` is empty, if one is not whole native slices or differs in length from the
     /// first, or if `t` is not 4, 8 or 16.
     #[must_use]
     pub fn new(segments: &'a [&'a [T]], layout: NativeC, m: usize) -> Self {
@@ -84,7 +84,7 @@ impl<'a, T> NativeOutput<'a, T> {
     /// Checks that `rows` and `columns` are in the buffers.
     ///
     /// # Panics
-    /// If not.
+    /// If they are not.
     pub(crate) fn check(&self, rows: &Range<usize>, columns: usize) {
         assert!(
             rows.end <= self.m,
@@ -104,7 +104,7 @@ impl<'a, T> NativeOutput<'a, T> {
 /// - the sum is exact: INT32 holds `127 * 127 * K` for all segments together up to K = 133,144
 /// - one FP32 rounding each for the conversion of the sum, the product with the weight scale, and
 ///   then the product with the row scale, in this order: weight scales are moderate numbers, so the
-///   first product neither overflows nor underflows whatever the row's magnitude
+///   first product neither overflows nor underflows for any magnitude of the row
 /// - a NaN scale makes its row or column NaN
 ///
 /// # Panics

@@ -10,8 +10,8 @@ use crate::quant::HADAMARD_BLOCK_MAX;
 /// - `row`: any multiple of `block` elements; `block`: a power of two from 2 to
 ///   [`HADAMARD_BLOCK_MAX`]
 pub fn hadamard(row: &mut [f32], block: usize, norm: f32) {
-    // Small blocks run side by side through each pass; a part stays in the first-level cache from
-    // pass to pass.
+    // A pass processes all small blocks of a part. The part stays in the first-level cache between
+    // passes.
     for part in row.chunks_mut(HADAMARD_BLOCK_MAX) {
         match block {
             2 => stage_1(part, norm),

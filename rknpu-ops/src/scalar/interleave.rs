@@ -2,8 +2,8 @@
 
 use crate::pack::Rows;
 
-/// Copies row-major rows into native slices of `s` elements times `m` rows, with zeros where there
-/// is no source.
+/// Copies row-major rows into native slices of `s` elements times `m` rows, with zeros outside the
+/// source.
 ///
 /// - `src`: at most `m` rows; `dst`: whole native slices of `s * m` elements, at least as many as
 ///   `src` covers

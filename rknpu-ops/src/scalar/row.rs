@@ -8,10 +8,10 @@ use crate::quant::I8_MAX;
 use crate::round::{clamped, low_byte};
 
 /// Returns the largest magnitude of a row as FP32 bits without sign. The order of bits is the order
-/// of magnitudes, with infinity and NaN on top.
+/// of magnitudes; infinity and NaN are the largest.
 #[multiversion(targets("x86_64+avx2"))]
 pub fn absmax_bits(row: &[f32]) -> u32 {
-    // Signed compares exist on every vector unit; a cleared sign bit makes them agree with unsigned
+    // Signed comparisons exist on every vector unit; with the sign bit cleared, they equal unsigned
     // ones.
     row.iter()
         .map(|x| (x.to_bits() & 0x7fff_ffff).cast_signed())

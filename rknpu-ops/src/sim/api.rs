@@ -38,7 +38,7 @@ fn guarded_mem(body: impl FnOnce() -> Result<*mut TensorMem, c_int>) -> *mut Ten
     }
 }
 
-/// A context or machine, for the time of a call.
+/// Exclusive access to a context or machine during a call.
 struct Entered<T> {
     inner: Arc<T>,
     _alone: Alone,
@@ -99,7 +99,7 @@ unsafe fn read<T: Copy>(pointer: *const T) -> Result<T, c_int> {
     if pointer.is_null() {
         return Err(null_pointer());
     }
-    // SAFETY: not null, so valid by the caller's promise.
+    // SAFETY: not null, so the caller guarantees that it is valid.
     Ok(unsafe { pointer.read() })
 }
 

@@ -72,7 +72,8 @@ fn integer(job: &Multiplication<'_>, c: &mut [u8]) {
 fn float(job: &Multiplication<'_>, c: &mut [u8]) {
     let Dims { m: rows, k, .. } = job.shape;
     let gn = job.layout.b.gn;
-    // [group of 32][row][32], so that the operands of a strip's group are together.
+    // Stored as [group of 32][row][32], so that all rows of a group are together, as a strip needs
+    // them.
     let mut a = vec![[0f64; GROUP]; rows * (k / GROUP)];
     let s = job.layout.a.s;
     for (slice, bytes) in job.a.chunks_exact(rows * s * 2).enumerate() {
@@ -84,7 +85,7 @@ fn float(job: &Multiplication<'_>, c: &mut [u8]) {
             }
         }
     }
-    // The scale of B applies where B is quantized and C is not.
+    // B's scale is used only if B is quantized and C is not.
     let scale = if job.layout.b.elem == Elem::F16 {
         1.0
     } else {
@@ -168,7 +169,7 @@ fn widen_strip(b: NativeB, wide: Elem, strip: &[u8], out: &mut Vec<u8>) {
         }
         Elem::I8 if wide != Elem::I8 => out.extend(strip.iter().flat_map(|byte| half_of(*byte))),
         elem => {
-            // A group consists of the same column of neighbouring tiles.
+            // A group is the same column of several neighbouring tiles.
             let run = elem.bytes(b.gk);
             for tiles in strip.chunks_exact(b.gn * elem.bytes(GROUP)) {
                 for n in 0..b.gn {

@@ -32,7 +32,7 @@ pub(super) enum TensorName {
 }
 
 impl TensorName {
-    /// Returns its name in the vendor's header.
+    /// Returns the tensor's name in the vendor's header.
     const fn name(self) -> &'static str {
         match self {
             Self::A => "A",
@@ -95,8 +95,7 @@ pub(super) fn find(handle: MatmulCtx) -> Option<Arc<MatmulContext>> {
     contexts.get(&handle).cloned()
 }
 
-/// Returns the implements `rknn_matmul_create*`. Returns the handle, and the attributes for each
-/// shape.
+/// Implements `rknn_matmul_create*`. Returns the handle, and the attributes for each shape.
 pub(super) fn create(
     state: &Arc<ChipState>,
     info: &MatmulInfo,
@@ -259,12 +258,11 @@ impl MatmulContext {
 
     /// Sets the scale of one tensor, which is used only for types whose C is narrower than the
     /// accumulator, and for B of the mixed types.
-    /// the mixed types.
     pub(super) fn set_scale(&self, tensor: TensorName, scale: f32) {
         lock(&self.settings).scales[tensor as usize] = scale;
     }
 
-    /// Returns `true` if results of this shape are wrong on request.
+    /// Returns `true` if a fault makes results of this shape wrong.
     fn is_spoilt(&self, shape: Dims) -> bool {
         let Dims { m, k, .. } = shape;
         [None, Some(k)]
@@ -302,7 +300,7 @@ impl MatmulContext {
     ///
     /// # Safety
     /// - Nothing else uses the bound memory during the call, and no two concurrent runs write the
-    ///   same C or write what another reads.
+    ///   same C, or memory that another one reads.
     pub(super) unsafe fn run(&self, under_way: &UnderWay) -> Result<(), c_int> {
         if self.running.swap(true, Ordering::Acquire) {
             vendor_error!("rknn_matmul_run, the context is running in another thread");
@@ -348,7 +346,7 @@ impl MatmulContext {
             c,
             spoilt: self.is_spoilt(shape),
         };
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { request.execute() }
     }
 }

@@ -140,7 +140,7 @@ fn lane_sum<const N: usize>(
     a[k0] * wide[k0][n] + a[k1] * wide[k1][n] + a[k2] * wide[k2][n] + a[k3] * wide[k3][n]
 }
 
-/// Adds the partial sums of a group, in the order that halving a register gives.
+/// Adds the partial sums of a group in the order of sums over halves of a register.
 #[inline(always)]
 fn tree(p: [f64; SUM_LANES]) -> f64 {
     ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]))
@@ -156,7 +156,7 @@ pub(super) fn unpack_i4(bytes: &[u8], out: &mut Vec<u8>) {
     out.resize(start + 2 * bytes.len(), 0);
     for (to, byte) in out[start..].as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
         let [low, high] = [*byte & 0xf, *byte >> 4];
-        // Moves the sign from bit 3 to bit 7.
+        // Extends the sign from bit 3 to bit 7.
         *to = [(low ^ 8).wrapping_sub(8), (high ^ 8).wrapping_sub(8)];
     }
 }
@@ -180,7 +180,7 @@ fn widen(half: [u8; 2]) -> f64 {
     let bits = u32::from(u16::from_le_bytes(half));
     let magnitude = (bits & 0x7fff) << 13;
     let finite = (f32::from_bits(magnitude) * REBIAS).to_bits();
-    // Infinities and NaN: the largest exponent, and the unchanged fraction.
+    // Infinity and NaN get the largest exponent, and keep their fraction.
     let special = magnitude | 0x7f80_0000;
     let value = if bits & 0x7c00 == 0x7c00 {
         special

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! host code --- ffi::Api ---> api.rs        C functions: look up, catch panics, inject faults
-//!                              +-> profile.rs   what a chip accepts: types, alignments, limits, layouts
+//!                              +-> profile.rs   limits of a chip: types, alignments, sizes, layouts
 //!                              +-> context.rs   contexts: creation, binding;  run.rs  one run
 //!                              +-> tensor_mem.rs  allocations, views, the device's own copy (strict coherence)
 //!                              +-> domain.rs    which I/O domain is attached;  traffic.rs  which calls are under way
@@ -12,24 +12,24 @@
 //! ```
 //!
 //! [`start`] makes a [`Machine`]: one simulated chip with its own memory, faults and counters. The
-//! C functions take no machine argument, so each machine occupies a slot and gets its own copy of
-//! the functions that create contexts; a context remembers its machine. Up to [`SLOTS`] machines
+//! C functions have no machine argument, so each machine occupies a slot and gets a separate copy
+//! of the functions that create contexts; a context remembers its machine. Up to [`SLOTS`] machines
 //! live in one process.
 //!
 //! It keeps these rules of the real library (the code comments on each rule and its doubts where it
 //! is enforced):
 //! - `set_io_mem` copies A and B that are not native at call time, and binds native ones;
 //! - with [`Coherence::Strict`] the device has its own copy of memory, which only `mem_sync` on the
-//!   allocation itself (not on a view) brings up to date: a missing sync shows as poison;
-//! - runs of several contexts side by side, or one call of another kind: a call that makes, binds,
-//!   syncs or drops something during a run locks the machine up;
+//!   allocation itself (not on a view) updates: a missing sync shows as poison;
+//! - runs of several contexts at the same time, or one call of another kind: a call that makes,
+//!   binds, syncs or drops something during a run locks the machine up;
 //! - processes with the same [`Options::node`] share one NPU: its address spaces, and one process
 //!   is in a function at a time;
 //! - one run at a time in a context, no splitting of a matmul over cores;
 //! - results are wrong in memory that was not cleaned (`mem_sync` to the device) after it was made,
 //!   and, with strict coherence, in memory that the CPU wrote since;
-//! - 2 GiB for each of 16 I/O domains (the cap of rk-llama.cpp), of which one is attached at a
-//!   time, one file descriptor for each allocation;
+//! - 2 GiB for each of 16 I/O domains (the cap of rk-llama.cpp), one of which is attached at a
+//!   time; one file descriptor for each allocation;
 //! - types that the chip has but the library gets wrong give zeros.
 //!
 //! The threads that call `run` are the NPU cores: the stand-in starts none. Diagnostics go to the
@@ -92,12 +92,12 @@ pub struct Options {
     /// `false` if a run returns at once and leaves C unchanged, to measure everything but the
     /// device.
     pub compute: bool,
-    /// Time that each run takes at least.
+    /// Shortest duration of a run.
     pub run_time: Duration,
     /// `true` if all I/O domains share the addresses of one, as in a kernel whose switch does
     /// nothing and succeeds.
     // SOURCE: rknpu_iommu.c of the vendor's driver: kernels built without CONFIG_NO_GKI have stubs
-    // for the switch.
+    // for switching spaces.
     pub one_address_space: bool,
     /// `true` if the addresses of memory that is freed are lost.
     // SOURCE: README of rknpu-submit: the driver's general path for addresses loses those of freed
@@ -108,8 +108,8 @@ pub struct Options {
     // SOURCE: pty819/rk-llama.cpp reports wrong results of such views with two driver threads; the
     // cause is not known.
     pub mixed_views: bool,
-    /// The file that stands for the NPU's node, for processes that share it; a machine without one
-    /// is its process's alone.
+    /// The file in place of the NPU's node, for processes that share the NPU. Without a file, the
+    /// machine belongs to its process alone.
     pub node: Option<PathBuf>,
 }
 
@@ -117,7 +117,7 @@ impl Options {
     /// Returns the options of a faultless chip with relaxed coherence, library 2.3.2 and driver
     /// 0.9.8.
     ///
-    /// A call waits for its domain ten times as long as on silicon, because runs take longer here,
+    /// A call waits for its domain ten times as long as on silicon, because runs are slower here,
     /// too.
     ///
     /// SOURCE: version strings as printed by librknnrt 2.3.2 and by the vendor's kernel driver,
@@ -143,7 +143,7 @@ impl Options {
     }
 
     /// As [`Options::new`], with `GGML_RUST_NPU_SIM_FAULTS`, `GGML_RUST_NPU_SIM_COHERENCE`
-    /// (`relaxed`, `strict`) and `GGML_RUST_NPU_SIM_API_VERSION` taken from the environment.
+    /// (`relaxed`, `strict`) and `GGML_RUST_NPU_SIM_API_VERSION` read from the environment.
     ///
     /// # Errors
     /// [`StartError::Faults`] or [`StartError::Coherence`] if a variable has an unknown value.
@@ -178,9 +178,9 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Returns the functions of this machine. Those that take a context accept the contexts of
-    /// every machine. After the machine is dropped, creating a context fails, or reaches the next
-    /// machine in the slot.
+    /// Returns the functions of this machine. Functions on a context accept the contexts of every
+    /// machine. After the machine is dropped, creating a context fails, or reaches the next machine
+    /// in the slot.
     #[must_use]
     pub fn api(&self) -> Api {
         api::of_slot(self.slot)
@@ -201,7 +201,8 @@ impl Machine {
         self.state.attachment.switches()
     }
 
-    /// Returns the reason why it answers no more, if a call broke a rule that ends real machines.
+    /// Returns the reason why the machine does not answer any more, if a call broke a rule that
+    /// locks up real machines.
     #[must_use]
     pub fn locked_up(&self) -> Option<String> {
         self.state.traffic.locked_up()

@@ -51,8 +51,8 @@ pub(super) fn check_info(options: &Options, info: &MatmulInfo) -> Result<Accepte
     };
     let b_known = match info.b_layout {
         Layout::NORM | Layout::NATIVE => true,
-        // SOURCE: User Guide 2.3.0: not on RK3566/68; librknnrt's strings say "three types", which
-        // ones is a guess.
+        // SOURCE: User Guide 2.3.0: not on RK3566/68; librknnrt's strings say "three types", and
+        // which ones is a guess.
         Layout::TP_NORM => {
             !matches!(soc, Soc::Rk3562 | Soc::Rk3566)
                 && matches!(
@@ -67,7 +67,7 @@ pub(super) fn check_info(options: &Options, info: &MatmulInfo) -> Result<Accepte
         return Err(code::PARAM_INVALID);
     }
     if !(0..16).contains(&info.iommu_domain_id) {
-        // The library continues; the driver then refuses every allocation and job.
+        // Only logged, as the library does; afterwards the driver refuses every allocation and job.
         vendor_error!(
             "invalid iommu domain id: {}, reuse domain id: 0",
             info.iommu_domain_id

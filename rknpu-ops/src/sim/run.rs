@@ -40,7 +40,7 @@ impl RunRequest<'_> {
     ///
     /// # Safety
     /// - The caller does not use the bound memory during the call.
-    /// - No two concurrent runs write the same C, or write what another reads.
+    /// - No two concurrent runs write the same C, or memory that another one reads.
     pub(super) unsafe fn execute(&self) -> Result<(), c_int> {
         let Dims { m, k, n } = self.shape;
         let layout = &self.accepted.layout;
@@ -69,11 +69,11 @@ impl RunRequest<'_> {
             }
         }
         sides.take(self.c);
-        // SAFETY: the caller does not write A during the call, and C is apart from it.
+        // SAFETY: the caller does not write A during the call, and C does not overlap it.
         let a = unsafe { sides.read(self.a, a_len) }?;
-        // SAFETY: the caller does not write B during the call, and C is apart from it.
+        // SAFETY: the caller does not write B during the call, and C does not overlap it.
         let b = unsafe { sides.read(self.b, b_len) }?;
-        // SAFETY: the caller does not use C during the call, and A and B are apart from it.
+        // SAFETY: the caller does not use C during the call, and A and B do not overlap it.
         let c = unsafe { sides.of(self.c)?.write(c_range) };
         if self.accepted.zeros {
             c.fill(0);
@@ -89,7 +89,7 @@ impl RunRequest<'_> {
         };
         compute::run(&job, c);
         if self.spoilt {
-            // Every atom of 16 bytes moves to the place of the next one, and the first is empty.
+            // Moves every atom of 16 bytes to the next place, and clears the first.
             let atom = 16.min(c_len);
             c.copy_within(..c_len - atom, atom);
             c[..atom].fill(0);
@@ -133,7 +133,7 @@ impl<'a> Sides<'a> {
             Operand::Copied(bytes) => Ok(bytes),
             Operand::Bound(region) => {
                 let range = region.first(len).ok_or(code::PARAM_INVALID)?;
-                // SAFETY: passed on to the caller.
+                // SAFETY: guaranteed by the caller.
                 Ok(unsafe { self.of(region)?.read(range) })
             }
         }

@@ -1,12 +1,11 @@
-//! A file that stands for the NPU's node: machines with the same file, of any processes, are one
-//! NPU.
+//! The file in place of the NPU's node: machines with the same file, of any processes, are one NPU.
 //!
 //! - Only one process is in a function at a time, and only while a process has the turn
 //!   (`node::TURN`). A call that breaks this locks the machine up, as runs and other calls of
 //!   several threads do.
-//! - Memory of all machines takes the addresses of the same I/O domains. The file has the bytes
-//!   that each machine uses of each domain; those of a machine whose process died no longer count,
-//!   because its lock is gone.
+//! - Memory of all machines uses the addresses of the same I/O domains. The file records how many
+//!   bytes each machine uses of each domain. The record of a machine whose process died no longer
+//!   counts, because its lock is gone.
 //!
 //! SOURCE: vendor kernel driver 0.9.8, rknpu_iommu.c: the domains are the device's, not an open
 //! file's.
@@ -59,7 +58,7 @@ impl SharedNode {
                     number,
                     used: Mutex::default(),
                 };
-                // A machine that is gone had the same number.
+                // An earlier machine may have had the same number.
                 shared.write([0; DOMAINS])?;
                 return Ok(shared);
             }
@@ -112,7 +111,7 @@ impl SharedNode {
         os::files::write_all_at(&self.file, &bytes, place)
     }
 
-    /// Returns the numbers of a machine; zeros for one that has written none.
+    /// Returns the numbers of a machine; zeros if it has written none.
     fn read(&self, number: u16) -> [u64; DOMAINS] {
         let mut bytes = [0; DOMAINS * size_of::<u64>()];
         let place = u64::from(number) * RECORD_BYTES;

@@ -8,7 +8,7 @@
 //!   passed them.
 //! - With strict coherence the device works on a shadow of the allocation. Runs hold its lock
 //!   shared, `mem_sync` holds it exclusively: on hardware, too, the driver orders a cache operation
-//!   beside a running job.
+//!   with respect to a running job.
 //! - `phys_addr` is 0: nothing on the CPU side may use it.
 #![expect(
     unsafe_code,
@@ -90,9 +90,9 @@ pub(super) struct DeviceAllocation {
     file: File,
     map: MmapRaw,
     shadow: Option<RwLock<MmapRaw>>,
-    /// No sync has cleaned the lines in which the kernel's zeros lie.
+    /// No sync has cleaned the cache lines that have the kernel's zeros.
     // SOURCE: rknpu_iommu.c, driver 0.9.8: objects with LIMIT_IOVA_ALIGNMENT skip the mapping that
-    // cleans the caches; whether librknnrt 2.3.2 sets the flag is not known.
+    // cleans the caches. Whether librknnrt 2.3.2 sets this flag is unknown.
     is_fresh: AtomicBool,
     domain: usize,
     charged: u64,
@@ -154,8 +154,8 @@ impl DeviceAllocation {
         let shadow = shadow.write().unwrap_or_else(PoisonError::into_inner);
         let (cpu, device, len) = (self.map.as_mut_ptr(), shadow.as_mut_ptr(), shadow.len());
         if mode.0 & MemSync::TO_DEVICE.0 != 0 {
-            // SAFETY: two mappings of `len` bytes each; the caller of mem_sync does not write the
-            // CPU side meanwhile, and the lock keeps runs off the device side.
+            // SAFETY: two mappings of `len` bytes each. The caller of mem_sync does not write the
+            // CPU side meanwhile, and the lock keeps runs from using the device side.
             unsafe { cpu.copy_to_nonoverlapping(device, len) };
         }
         if mode.0 & MemSync::FROM_DEVICE.0 != 0 {
@@ -182,7 +182,7 @@ impl DeviceSide<'_> {
     /// Returns the bytes that a job reads.
     ///
     /// # Safety
-    /// - Nothing writes the range while the slice lives: neither the CPU nor another job.
+    /// - Nothing writes the range while the slice lives: not the CPU, and no other job.
     pub(super) unsafe fn read(&self, range: Range<usize>) -> &[u8] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: in bounds by the assertion.
@@ -195,8 +195,8 @@ impl DeviceSide<'_> {
     /// Returns the bytes that a job writes.
     ///
     /// # Safety
-    /// - Nothing else uses the range while the slice lives: neither the CPU nor another job, nor a
-    ///   slice of this one.
+    /// - Nothing else uses the range while the slice lives: not the CPU, no other job, and no other
+    ///   slice of this job.
     #[expect(
         clippy::mut_from_ref,
         reason = "jobs write disjoint ranges of one allocation"
@@ -236,7 +236,7 @@ impl MemoryRange {
             && other.offset < self.offset + len
     }
 
-    /// The start of the same allocation, for as many bytes.
+    /// Returns a range of the same length that begins at the start of the allocation.
     pub(super) fn without_offset(&self) -> Self {
         Self {
             offset: 0,
@@ -259,12 +259,12 @@ impl MemoryRange {
         let (Some(_), Some(range)) = (&self.allocation.shadow, self.first(len)) else {
             return true;
         };
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         let Some(cpu) = (unsafe { self.cpu_copy(len) }) else {
             return true;
         };
         let device = self.allocation.device();
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         let device = unsafe { device.read(range) };
         (cpu.iter().zip(device)).all(|(cpu, device)| cpu == device || *cpu == POISON)
     }
@@ -281,7 +281,7 @@ impl MemoryRange {
         let range = self.first(len)?;
         // SAFETY: a region is inside its allocation's mapping.
         let start = unsafe { self.allocation.map.as_ptr().add(range.start) };
-        // SAFETY: in bounds, and not written by the caller's promise.
+        // SAFETY: in bounds; the caller promises that nothing writes these bytes.
         Some(unsafe { std::slice::from_raw_parts(start, len) }.to_vec())
     }
 
@@ -297,7 +297,7 @@ impl MemoryRange {
         let Some(range) = self.first(len) else { return };
         // SAFETY: a region is inside its allocation's mapping.
         let start = unsafe { self.allocation.map.as_mut_ptr().add(range.start) };
-        // SAFETY: in bounds, and not used by the caller's promise.
+        // SAFETY: in bounds; the caller promises that nothing uses these bytes.
         unsafe { start.write_bytes(POISON, len) };
     }
 }
@@ -335,8 +335,8 @@ impl MemoryTable {
         lock(&self.entries).len()
     }
 
-    /// Implements `rknn_create_mem`. Returns null if the domain or the process cannot take `size`
-    /// bytes more.
+    /// Implements `rknn_create_mem`. Returns null if the domain or the process has no room for
+    /// `size` bytes more.
     pub(super) fn create(&self, domain: usize, size: u32) -> *mut TensorMem {
         if size == 0 {
             vendor_error!("invalid size: 0");
@@ -438,8 +438,8 @@ impl MemoryTable {
         if entry.is_none() {
             return false;
         }
-        // SAFETY: `insert` made it from a box, and the entry just removed is the proof that it was
-        // not freed before.
+        // SAFETY: `insert` made the pointer from a box. The entry that was just removed proves that
+        // it has not been freed.
         drop(unsafe { Box::from_raw(mem) });
         true
     }

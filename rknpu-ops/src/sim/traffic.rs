@@ -1,5 +1,5 @@
-//! The calls that are under way in a machine: runs of several contexts side by side, or one call of
-//! another kind.
+//! The calls that are under way in a machine: runs of several contexts at the same time, or one
+//! call of another kind.
 //!
 //! A call that makes, binds, syncs or drops something while a run is under way locks the machine
 //! up: that call and all later ones fail.
@@ -82,7 +82,7 @@ impl Traffic {
         }
     }
 
-    /// Returns the reason why the machine answers no more.
+    /// Returns the reason why the machine does not answer any more.
     pub(super) fn locked_up(&self) -> Option<String> {
         self.reason.get().cloned()
     }

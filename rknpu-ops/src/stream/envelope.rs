@@ -1,5 +1,5 @@
-//! The tasks that are known to run on boards. The registers can say more, and an emulator of them
-//! computes it, but boards give garbage or never end such a job.
+//! The tasks that are known to run on boards. The registers can describe more tasks, which an
+//! emulator computes, but boards return garbage for such a job or never end it.
 //!
 //! | | [`Family::Column`] | [`Family::Line`], [`Family::Part`] | [`Family::RowMajor`] |
 //! |---|---|---|---|
@@ -24,13 +24,13 @@ use crate::layout::Elem;
 /// A rule of the envelope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// The family has run with this arithmetic.
+    /// The family has run with this arithmetic on a board.
     Arithmetic,
     /// Rows.
     Rows,
     /// Rows of a column are a multiple of 4.
     RowsOfFour,
-    /// Rows in memory are those of the task, or in a part not fewer.
+    /// Rows in memory are those of the task or, for a part, at least as many.
     RowsInMemory,
     /// Columns of B.
     Columns,
@@ -55,9 +55,9 @@ pub enum Rule {
 pub struct Outside {
     /// The rule.
     pub rule: Rule,
-    /// The number that was asked for.
+    /// The requested number.
     pub have: usize,
-    /// The most that the rule allows, or what a number must be a multiple of.
+    /// The largest number that the rule allows, or the number of which `have` must be a multiple.
     pub limit: usize,
 }
 
@@ -95,7 +95,7 @@ fn at_most(rule: Rule, have: usize, limit: usize) -> Result<(), Outside> {
     Err(Outside { rule, have, limit })
 }
 
-/// Refuses what is no multiple of `step`.
+/// Refuses a number that is not a multiple of `step`.
 fn multiple(rule: Rule, have: usize, step: usize) -> Result<(), Outside> {
     if have.is_multiple_of(step) {
         return Ok(());
@@ -118,7 +118,7 @@ pub(super) fn k_max_of_column(operand: Elem) -> usize {
 
 /// Largest K of a line.
 pub(super) const K_MAX_OF_LINE: usize = 8192;
-/// Most banks for features of a line.
+/// Most banks for the features of a task of the family `Line`.
 pub(super) const FEATURE_BANKS_OF_LINE: usize = 4;
 /// Most rows of a line.
 pub(super) const ROWS_OF_LINE: usize = 128;
@@ -126,7 +126,7 @@ pub(super) const ROWS_OF_LINE: usize = 128;
 pub(super) const COLUMNS_OF_LINE: usize = 3072;
 /// Most rows of a column.
 pub(super) const ROWS_OF_COLUMN: usize = 256;
-/// Most columns of B with a column of positions.
+/// Most columns of B of a task of the family `Column`.
 pub(super) const COLUMNS_OF_COLUMN: usize = 256;
 
 impl Task {
@@ -190,7 +190,7 @@ impl Task {
         };
         at_most(Rule::Rows, self.rows, rows)?;
         at_most(Rule::Columns, self.columns, 3072)?;
-        // A field of 13 bits counts the atoms of a row of C, less one.
+        // A field of 13 bits holds the number of atoms of a row of C, minus one.
         let atoms = 1 << 13;
         at_most(
             Rule::ColumnsInMemory,

@@ -1,5 +1,5 @@
-//! Command streams for the NPU of an RK3588: what the vendor's library writes below its functions,
-//! written here.
+//! Command streams for the NPU of an RK3588: the words that the vendor's library generates
+//! internally, generated here.
 //!
 //! ```text
 //! C[M,N] = A[M,K] * B[K,N]
@@ -25,7 +25,7 @@
 //! all of them.
 //!
 //! Nothing here has run on a board. The streams run on the emulated NPU of `tests/vendor/rockchip`,
-//! which also executes what the vendor's library writes in FP16 and INT8.
+//! which also executes the streams of the vendor's library for FP16 and INT8.
 //!
 //! SOURCE: for the meaning of registers, src/gallium/drivers/rocket/registers.xml of Mesa 25.3
 //! (MIT). For values, the public notes of gregordinary (rockchip-npu-notes, CC-BY-4.0), mtx512 and
@@ -45,7 +45,7 @@ pub use envelope::{Outside, Rule};
 pub use task::{BODY_WORDS, Banks, Family, STREAM_WORDS, Task};
 pub use tile::{Plan, RowTile};
 
-/// Bytes of an atom: what a position has in one surface of features or of results.
+/// Bytes of an atom: the data of one position in one surface of features or results.
 // SOURCE: FEATURE_ATOMIC_SIZE, rkt_task.c of Mesa 25.3.
 pub const ATOM_BYTES: usize = 16;
 

@@ -45,12 +45,12 @@ impl Register {
     }
 }
 
-/// Keeps the words before it apart from those after it.
+/// Separates the words before it from those after it.
 pub(super) const ORDER: u64 = 0x0041 << 48;
 
 /// Starts the PC, the CNA with the CORE, the DPU, and its reader: a bit for each.
 ///
-/// The reader has nothing to read, but where it is left out a board may never end the job.
+/// The reader has nothing to read, but without it a board may never end the job.
 // SOURCE: gregordinary's notes: with the reader's block, OPERATION_ENABLE is 0x1d.
 pub(super) const START: u64 = 0x0081 << 48 | 0x1d << 16 | 0x0008;
 
@@ -62,29 +62,29 @@ macro_rules! registers {
 }
 
 registers! {
-    // The next stream: its address, and its pairs of words.
+    // The next stream: its address, and its number of word pairs.
     Pc 0x0010 PC_BASE_ADDRESS;
     Pc 0x0014 PC_REGISTER_AMOUNTS;
 
     // Precisions, and GROUP_LINE_OFF.
     Cna 0x100c CNA_CONV_CON1;
-    // Lines of features that are fetched before the first product.
+    // Lines of features to fetch before the first product.
     Cna 0x1010 CNA_CONV_CON2;
     // Strides of the kernel.
     Cna 0x1014 CNA_CONV_CON3;
-    // Width and height of the features, their channels, width and positions of the results.
+    // Width and height of the features; their channels; width and positions of the results.
     Cna 0x1020 CNA_DATA_SIZE0;
     Cna 0x1024 CNA_DATA_SIZE1;
     Cna 0x1028 CNA_DATA_SIZE2;
     Cna 0x102c CNA_DATA_SIZE3;
-    // Bytes of all kernels, bytes of one, width, height and number.
+    // Bytes of all kernels; bytes of one; their width, height and number.
     Cna 0x1030 CNA_WEIGHT_SIZE0;
     Cna 0x1034 CNA_WEIGHT_SIZE1;
     Cna 0x1038 CNA_WEIGHT_SIZE2;
-    // Banks of the buffer for features and for weights, and entries of a line of features.
+    // Banks of the buffer for features and for weights; entries of a line of features.
     Cna 0x1040 CNA_CBUF_CON0;
     Cna 0x1044 CNA_CBUF_CON1;
-    // The converter of features: off, and its scales.
+    // The converter of features, which is off, and its scales.
     Cna 0x104c CNA_CVT_CON0;
     Cna 0x1050 CNA_CVT_CON1;
     Cna 0x1054 CNA_CVT_CON2;
@@ -93,11 +93,11 @@ registers! {
     Cna 0x1070 CNA_FEATURE_DATA_ADDR;
     // Lengths of bursts.
     Cna 0x1078 CNA_DMA_CON0;
-    // Atoms from line to line, and from the end of a surface's first group of lines to the next
+    // Atoms from line to line; atoms from the end of a surface's first group of lines to the next
     // surface.
     Cna 0x107c CNA_DMA_CON1;
     Cna 0x1080 CNA_DMA_CON2;
-    // Width and height, and channels, of what is fetched.
+    // Width, height and channels of the fetched features.
     Cna 0x1084 CNA_FC_DATA_SIZE0;
     Cna 0x1088 CNA_FC_DATA_SIZE1;
     // The address of the weights.
@@ -109,20 +109,20 @@ registers! {
     Core 0x3014 CORE_DATAOUT_SIZE_0;
     Core 0x3018 CORE_DATAOUT_SIZE_1;
 
-    // Which of two sets of registers is written and used.
+    // The set of registers, of two, that is written and used.
     Dpu 0x4004 DPU_S_POINTER;
     // Results of the CORE, to memory.
     Dpu 0x400c DPU_FEATURE_MODE_CFG;
     Dpu 0x4010 DPU_DATA_FORMAT;
     Dpu 0x4020 DPU_DST_BASE_ADDR;
-    // Bytes from surface to surface of the results.
+    // Bytes between surfaces of the results.
     Dpu 0x4024 DPU_DST_SURF_STRIDE;
     Dpu 0x4030 DPU_DATA_CUBE_WIDTH;
     Dpu 0x4034 DPU_DATA_CUBE_HEIGHT;
-    // Atoms that are skipped at the end of a line of results.
+    // Atoms to skip at the end of a line of results.
     Dpu 0x4038 DPU_DATA_CUBE_NOTCH_ADDR;
     Dpu 0x403c DPU_DATA_CUBE_CHANNEL;
-    // The steps of bias, of normalization and of elements: off.
+    // The steps for bias, normalization and single elements: all off.
     Dpu 0x4040 DPU_BS_CFG;
     Dpu 0x4060 DPU_BN_CFG;
     Dpu 0x4070 DPU_EW_CFG;
@@ -131,25 +131,25 @@ registers! {
     Dpu 0x4050 DPU_BS_OW_CFG;
     Dpu 0x4058 DPU_WDMA_SIZE_0;
     Dpu 0x405c DPU_WDMA_SIZE_1;
-    // Scale of the results, and rounding to FP16.
+    // Scale of the results, and their rounding to FP16.
     Dpu 0x4084 DPU_OUT_CVT_SCALE;
-    // Bytes from group to group of kernels in the results.
+    // Bytes between groups of kernels in the results.
     Dpu 0x40c0 DPU_SURFACE_ADD;
 
     DpuRdma 0x5004 RDMA_S_POINTER;
     DpuRdma 0x500c RDMA_DATA_CUBE_WIDTH;
     DpuRdma 0x5010 RDMA_DATA_CUBE_HEIGHT;
     DpuRdma 0x5014 RDMA_DATA_CUBE_CHANNEL;
-    // No operands of elements.
+    // No operands for single elements.
     DpuRdma 0x5034 RDMA_ERDMA_CFG;
     // No operands at all.
     DpuRdma 0x5044 RDMA_FEATURE_MODE_CFG;
-    // Shares of its four readers in the bus.
+    // How its four readers share the bus.
     DpuRdma 0x5068 RDMA_WEIGHT;
 }
 
-/// Registers that are 0 in each task, as first and last offset: steps and units that a product has
-/// no use for.
+/// Registers that are 0 in each task, as first and last offset. They belong to steps and units that
+/// a product does not use.
 const ZERO_RANGES: [(Unit, u16, u16); 23] = [
     // FC_CON0, FC_CON1, PAD_CON0: no skipped zeros, no offset, no padding.
     (Unit::Cna, 0x1060, 0x1068),

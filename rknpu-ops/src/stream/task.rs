@@ -16,7 +16,7 @@ use crate::layout::Elem;
 pub(super) const BANKS: usize = 12;
 pub(super) const BANK_BYTES: usize = 32 * 1024;
 
-/// Registers with a value of the task's own.
+/// Registers whose value depends on the task.
 const VALUES: usize = 52;
 
 /// Words of a stream without its tail.
@@ -26,10 +26,10 @@ pub const BODY_WORDS: usize = (VALUES + register::ZEROS).next_multiple_of(2);
 // SOURCE: RKNPU_PC_DATA_EXTRA_AMOUNT, drivers/rknpu/include/rknpu_ioctl.h of Rockchip's kernel.
 const TAIL_WORDS: usize = 4;
 
-/// Words of a stream: all have the same.
+/// Words of a stream; all streams have the same number.
 pub const STREAM_WORDS: usize = BODY_WORDS + TAIL_WORDS;
 
-/// The amount that a tail gives for the stream after it.
+/// The amount that the tail of a stream names for the next stream.
 // SOURCE: the formula of both kernels for the first stream: (body + tail + 1) / 2 - 1 pairs of
 // words (rknpu_job.c of Rockchip's kernel, rocket_job.c of Linux).
 #[expect(
@@ -90,13 +90,13 @@ pub struct Task {
 }
 
 impl Task {
-    /// Returns the banks that its operands get.
+    /// Returns the numbers of banks for its operands.
     ///
-    /// With INT8 in a column, the reader of features goes a bank beyond the last one that they
-    /// need.
-    // SOURCE: gregordinary's notes: garbage in the last rows of INT8 products such as M = 144, K =
-    // 672, unless features get one more bank; FP16 and pictures of more than one column do not need
-    // it.
+    /// For INT8 in a column, one more bank than the features need, because the reader reads beyond
+    /// the last one.
+    // SOURCE: gregordinary's notes: INT8 products such as M = 144, K = 672 have garbage in their
+    // last rows, unless features get one more bank. FP16, and pictures of more than one column, do
+    // not need it.
     #[must_use]
     pub fn banks(&self) -> Banks {
         let reads_beyond = self.family == Family::Column && self.arithmetic.operand_bytes(2) == 2;
@@ -117,12 +117,12 @@ impl Task {
         self.arithmetic.operand_bytes(self.k)
     }
 
-    /// Appends its stream to `words`: [`STREAM_WORDS`] of them.
+    /// Appends the task's stream, which has [`STREAM_WORDS`] words, to `words`.
     ///
     /// - `next`: the device address of the stream after it, which is a multiple of 16
     ///
     /// # Errors
-    /// The rule that it is outside of; `words` stay as they are then.
+    /// The rule that the task breaks; then `words` is unchanged.
     pub fn stream(&self, next: Option<u32>, words: &mut Vec<u64>) -> Result<(), Outside> {
         self.check()?;
         self.unproven_stream(next, words);
@@ -155,8 +155,8 @@ impl Task {
     }
 
     /// Returns the lines of features that are fetched before the first product.
-    // SOURCE: gregordinary's notes (m + 1 in a column); happyme531's (2 in a line; row by row as
-    // many lines as 64 KiB hold, made even).
+    // SOURCE: gregordinary's notes for a column (m + 1). happyme531's for a line (2) and for
+    // row-major features (as many lines as 64 KiB hold, made even).
     fn grains(&self) -> usize {
         match self.family {
             Family::Column => self.rows + 1,
@@ -175,7 +175,7 @@ impl Task {
         let [rows, all_rows] = [self.rows, self.all_rows].map(|rows| rows as i64);
         match self.family {
             Family::Column => [4, rows - 4],
-            // There is no second line. The value is one that boards have seen.
+            // A single line has no next one, so any value would do; boards have run this one.
             Family::Line => [0x200, -3 * rows],
             Family::Part => [all_rows, all_rows - rows],
             Family::RowMajor => [(self.kernel_bytes() / ATOM_BYTES) as i64, 0],
@@ -270,8 +270,8 @@ impl Task {
             (RDMA_DATA_CUBE_HEIGHT, height - 1),
             (RDMA_DATA_CUBE_CHANNEL, n - 1),
             (RDMA_ERDMA_CFG, 1),
-            // Bit 4 disables the reader. SOURCE: gregordinary's notes: without it the job never
-            // ends.
+            // Bit 4 disables the reader. SOURCE: gregordinary's notes: if it is not set, the job
+            // never ends.
             (RDMA_FEATURE_MODE_CFG, if to_half { 0x7818 } else { 0x7810 }),
             (RDMA_WEIGHT, 0x0101_0101),
         ]
@@ -280,7 +280,7 @@ impl Task {
 
 /// Returns a size as a register's value.
 fn number(size: usize) -> u32 {
-    // PANIC: `check` has refused what does not fit.
+    // PANIC: `check` has refused sizes that do not fit.
     u32::try_from(size).expect("a size inside of the envelope")
 }
 

@@ -48,15 +48,15 @@ pub struct Plan {
 /// Rows that tasks compute together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowTile {
-    /// The first of them.
+    /// The first row.
     pub first: usize,
-    /// Their number.
+    /// The number of rows.
     pub rows: usize,
-    /// Rows that A and C have where the tasks find them.
+    /// Rows of A and C in the memory that the tasks use.
     pub all_rows: usize,
-    /// Bytes of A before their first one.
+    /// Bytes of A before the first row of the tile.
     pub a: usize,
-    /// Bytes of C before their first one.
+    /// Bytes of C before the first row of the tile.
     pub c: usize,
 }
 
@@ -153,7 +153,7 @@ impl Plan {
                     c: first * ATOM_BYTES,
                 };
             }
-            // Cubes before this one are whole.
+            // All tiles before this one are whole.
             RowTile {
                 first,
                 rows,
@@ -252,27 +252,27 @@ impl Plan {
 
 /// Returns the address of a byte.
 fn at(start: u32, offset: usize) -> u32 {
-    // The caller has made sure that this does not wrap.
+    // The caller has checked that this does not wrap.
     start.wrapping_add(u32::try_from(offset).unwrap_or(u32::MAX))
 }
 
 /// Returns the rows and columns of INT8 lines.
 fn steps_of_lines(m: usize, k: usize, n: usize) -> (usize, usize) {
     let rows = (FEATURE_BANKS_OF_LINE * BANK_BYTES / k).min(ROWS_OF_LINE);
-    // Boards have seen multiples of 4 more often.
+    // A multiple of 4, because boards have run more of those.
     let rows = if m <= rows { m } else { rows / 4 * 4 };
     (rows, COLUMNS_OF_LINE.min(n))
 }
 
-/// Returns the rows and columns of a column's tasks: those that make the fewest, and of these the
-/// ones with most rows, because weights are read once for each tile of rows.
+/// Returns the rows and columns of a column's tasks: those with the fewest tasks, and of these the
+/// ones with the most rows, because weights are read once for each tile of rows.
 fn steps_of_columns(arithmetic: Arithmetic, [m, k, n]: [usize; 3]) -> (usize, usize) {
     let group = arithmetic.layout.b.gn;
     let kernel = arithmetic.operand_bytes(k);
     let all_rows = m.next_multiple_of(4);
     let mut best = (usize::MAX, 0, 0);
     for columns in (group..=COLUMNS_OF_COLUMN.min(n)).step_by(group) {
-        // INT8 features get one bank more (`Task::banks`).
+        // INT8 features need one more bank (`Task::banks`).
         let beyond = usize::from(arithmetic.layout.a.elem == Elem::I8);
         let taken = (columns * kernel).div_ceil(BANK_BYTES) + beyond;
         let rows = BANKS.saturating_sub(taken) * BANK_BYTES / kernel;

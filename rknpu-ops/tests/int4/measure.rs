@@ -139,7 +139,7 @@ fn errors() {
     }
 }
 
-/// Median of the nanoseconds that `work` takes for each of `count` elements.
+/// Median duration of `work` for each of `count` elements, in nanoseconds.
 fn ns(count: usize, mut work: impl FnMut()) -> f64 {
     let mut runs: Vec<f64> = (0..101)
         .map(|_| {

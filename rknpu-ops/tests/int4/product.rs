@@ -15,7 +15,7 @@ use rknpu_ops::rotation::Rotation;
 use super::common::{Npu, Problem};
 use super::{digits_of, dot, gaussian, norm, rotated};
 
-/// A problem and how to solve it.
+/// A problem, and the arithmetic for it.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     soc: Soc,
@@ -28,7 +28,7 @@ struct Case {
     method: Method,
 }
 
-/// Operands as they are after quantization: rows of numbers in FP64.
+/// Operands after quantization: rows of numbers in FP64.
 struct Quantized {
     act: Vec<f64>,
     weights: Vec<f64>,
@@ -242,7 +242,8 @@ fn products_are_those_of_the_quantized_operands() {
     }
 }
 
-/// Compares a product with those of the quantized operands and of the ones before.
+/// Compares a product with the product of the quantized operands, and with that of the original
+/// ones.
 fn check(case: Case, act: &[f32], weights: &[f32], dst: &[f32], quantized: &Quantized) {
     let Case { m, k, n, .. } = case;
     let segments = k.div_ceil(case.segment_k) as f64;
@@ -254,9 +255,9 @@ fn check(case: Case, act: &[f32], weights: &[f32], dst: &[f32], quantized: &Quan
             let got = f64::from(dst[row * n + col]);
             let exact: f64 = qx.iter().zip(qw).map(|(x, w)| x * w).sum();
             let size: f64 = qx.iter().zip(qw).map(|(x, w)| (x * w).abs()).sum();
-            // For each segment the conversion, two products and an addition; with FP16 also the
-            // device's additions of groups of 32, at most as many as a segment has. Each has an
-            // error of 2^-24 of a sum that `size` bounds.
+            // For each segment there are a conversion, two products and an addition. With FP16 the
+            // device also adds groups of 32, at most as many as a segment has. Each step is off by
+            // 2^-24 of a sum that `size` bounds.
             let groups = if case.matmul_type == MatmulType::F16_I4_F32 {
                 case.segment_k as f64 / 32.0
             } else {
@@ -267,7 +268,7 @@ fn check(case: Case, act: &[f32], weights: &[f32], dst: &[f32], quantized: &Quan
                 (got - exact).abs() <= bound,
                 "{case:?} [{row}][{col}]: {got} {exact}"
             );
-            // The quantization error of each operand bounds that of the product (Cauchy-Schwarz).
+            // The quantization errors of both operands bound that of the product (Cauchy-Schwarz).
             let lost = |x: &[f32], q: &[f64]| -> f64 {
                 let x = rotated(&rotation, x);
                 x.iter()
@@ -279,10 +280,10 @@ fn check(case: Case, act: &[f32], weights: &[f32], dst: &[f32], quantized: &Quan
             let (dx, dw) = (lost(x, qx), lost(w, qw));
             let bound = bound + (norm(x) * dw + norm(w) * dx + dx * dw) * 1.0001;
             assert!((got - dot(x, w)).abs() <= bound, "{case:?} [{row}][{col}]");
-            // The best 16 levels leave 1.16 % of normal values' square, and up to 2 % where a few
-            // hundred decide. Clipping at the largest magnitude, if that is at most 5 standard
-            // deviations, leaves (5 / 7.5)^2 / 12; a divergence ignores the error, but clips
-            // nothing that this would not.
+            // The best 16 levels leave 1.16 % of the square of normal values, and up to 2 % if a
+            // few hundred values decide. Clipping at the largest magnitude, if that is at most 5
+            // standard deviations, leaves (5 / 7.5)^2 / 12. The divergence method ignores the
+            // error, but clips no more than this method.
             let limit = match case.method {
                 Method::Mse => 0.02,
                 _ => 0.0371,

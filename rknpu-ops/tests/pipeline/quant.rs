@@ -27,7 +27,8 @@ fn hadamard_equals_the_naive_matrix() {
         let x = values(3 * block, log);
         let mut y = x.clone();
         hadamard(&mut y, block);
-        // A few rows of the matrix are enough for long blocks: every row sees every element.
+        // For long blocks a few rows of the matrix are enough, because every row depends on every
+        // element.
         for i in (0..block).step_by(1 + block / 64) {
             for (x, y) in x.chunks(block).zip(y.chunks(block)) {
                 let sign = |j: usize| {
@@ -164,7 +165,7 @@ fn two_digits_are_nearest_to_each_element() {
 
 #[test]
 fn f16_scaling_keeps_huge_and_tiny_rows() {
-    // 2^-11 is FP16's rounding of elements that stay normal, and these do: none but 0 is below
+    // FP16 rounds normal elements by 2^-11. All elements stay normal, because none but 0 is below
     // 2^-23 of the largest.
     for magnitude in [1e6f32, 1e-30, 3e38, 65504.0, 1.0, 20000.0, 1e-33] {
         let row: Vec<f32> = values(300, 6).iter().map(|x| x * magnitude).collect();
@@ -185,7 +186,7 @@ fn f16_scaling_keeps_huge_and_tiny_rows() {
     let mut half = [f16::ONE; 4];
     assert_eq!(convert_row_f16(&[0.0; 4], &mut half), 1.0);
     assert_eq!(half, [f16::ZERO; 4]);
-    // The exponent is clamped, nothing becomes infinite or NaN.
+    // The exponent is clamped, so nothing becomes infinite or NaN.
     let factor = convert_row_f16(&[1e-45, -1e-40, 0.0, 1e-38], &mut half);
     assert_eq!(factor, f32::MIN_POSITIVE);
     assert!(half.iter().all(|h| h.is_finite()));
@@ -230,7 +231,7 @@ proptest! {
         off in any::<prop::sample::Index>(),
     ) {
         let unit = mantissa as f32 * 2f32.powi(exponent);
-        // Products of 16 and 7 bits are exact.
+        // Products of numbers of 16 and 7 bits are exact.
         let mut row: Vec<f32> = levels.iter().map(|level| f32::from(*level) * unit).collect();
         let mut have = vec![0; row.len()];
         let scale = exact_row_i8(&row, &mut have);

@@ -17,7 +17,7 @@ pub struct Npu {
     pub machine: Machine,
     pub api: Api,
     pub soc: Soc,
-    /// Held by threads that share the machine: together for runs, alone for all other calls.
+    /// Locked by threads that share the machine: shared for runs, exclusively for all other calls.
     calls: RwLock<()>,
 }
 
@@ -80,12 +80,12 @@ impl Npu {
     }
 
     pub fn set_dynamic_shape(&self, ctx: MatmulCtx, mut shape: MatmulShape) -> c_int {
-        // SAFETY: the shape is one.
+        // SAFETY: the pointer is to one shape, which is all that the function reads.
         unsafe { (self.api.matmul_set_dynamic_shape)(ctx, &mut shape) }
     }
 
     pub fn mem(&self, ctx: MatmulCtx, size: u32) -> Option<Mem> {
-        // SAFETY: no pointers go in.
+        // SAFETY: no argument is a pointer to memory.
         let mem = unsafe { (self.api.create_mem)(ctx, size) };
         (!mem.is_null()).then_some(Mem(mem))
     }
@@ -119,16 +119,16 @@ impl Npu {
     }
 
     pub fn destroy(&self, ctx: MatmulCtx) -> c_int {
-        // SAFETY: no pointers go in.
+        // SAFETY: no argument is a pointer to memory.
         unsafe { (self.api.matmul_destroy)(ctx) }
     }
 
     pub fn destroy_mem(&self, ctx: MatmulCtx, mem: Mem) -> c_int {
-        // SAFETY: the pointer is one that the library made.
+        // SAFETY: the library returned this pointer.
         unsafe { (self.api.destroy_mem)(ctx, mem.0) }
     }
 
-    /// Everything from creation to destruction; the bytes of C.
+    /// Does everything from creation to destruction, and returns the bytes of C.
     pub fn multiply(&self, info: MatmulInfo, a: &[u8], b: &[u8]) -> Result<Vec<u8>, c_int> {
         let alone = self.calls.write().unwrap();
         let (ctx, attr) = self.create(info)?;
@@ -159,7 +159,7 @@ impl Npu {
     }
 }
 
-/// Starts a machine; waits while the test that takes every slot has them.
+/// Starts a machine; waits while the test that occupies every slot runs.
 pub fn start(options: Options) -> Machine {
     for _ in 0..10_000 {
         if let Ok(machine) = sim::start(options.clone()) {
@@ -189,13 +189,13 @@ impl Mem {
     pub fn write(self, bytes: &[u8]) {
         let (start, size) = self.bytes();
         assert!(bytes.len() <= size);
-        // SAFETY: the mapping holds `size` bytes from there, and no run is under way.
+        // SAFETY: the mapping has `size` bytes after this address, and no run is under way.
         unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
     pub fn read(self) -> Vec<u8> {
         let (start, size) = self.bytes();
-        // SAFETY: the mapping holds `size` bytes from there, and no run is under way.
+        // SAFETY: the mapping has `size` bytes after this address, and no run is under way.
         unsafe { std::slice::from_raw_parts(start, size) }.to_vec()
     }
 }
@@ -255,7 +255,7 @@ impl Matrix {
     }
 }
 
-/// A, B and what C must be.
+/// A, B and the expected C.
 pub struct Problem {
     pub layout: MatmulLayout,
     pub info: MatmulInfo,

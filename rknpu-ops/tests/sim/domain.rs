@@ -45,7 +45,7 @@ fn each_change_of_domain_is_a_switch() {
     assert_eq!(npu.machine.domain_switches(), 1);
     assert_eq!(npu.run(zero), 0);
     assert_eq!(npu.machine.domain_switches(), 2);
-    // The memory's domain counts, not that of the context that names it.
+    // The memory's domain decides, not the domain of the context that names the memory.
     assert_eq!(npu.sync(three, a, MemSync::TO_DEVICE), 0);
     assert_eq!(npu.machine.domain_switches(), 2);
     assert_eq!(npu.destroy_mem(three, a), 0);
@@ -65,7 +65,7 @@ fn a_domain_waits_while_another_one_runs_and_gives_up() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                // Domain 1 may be attached just then.
+                // Domain 1 may be attached at this moment, so the run may fail.
                 assert!([0, -1].contains(&npu.run(zero)));
             }
         });

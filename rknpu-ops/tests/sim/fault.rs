@@ -1,4 +1,4 @@
-//! Faults on request, call counters, slots, and what lives on.
+//! Faults on request, call counters, slots, and objects that outlive their machine.
 
 use rknpu_ops::ffi::{MatmulType, MemSync, SYMBOLS};
 use rknpu_ops::layout::Soc;

@@ -1,5 +1,5 @@
-//! The stand-in for librknnrt, seen through its C functions: results, rules, memory, faults, calls
-//! that meet, speed.
+//! The stand-in for librknnrt, seen through its C functions: results, rules, memory, faults,
+//! simultaneous calls, speed.
 #![expect(unsafe_code, reason = "the functions under test are C functions")]
 #![expect(
     clippy::cast_possible_truncation,

@@ -78,12 +78,12 @@ fn strict_coherence_shows_missing_syncs() {
     a.write(&problem.a_bytes());
     b.write(&problem.b_bytes());
     assert_eq!(npu.sync(ctx, a, MemSync::TO_DEVICE), 0);
-    // B has not been flushed: the device multiplies by poison.
+    // B was not synced, so the device multiplies with poison.
     assert_eq!(npu.run(ctx), 0);
     assert!(all_poison(c.read()));
     assert_eq!(npu.sync(ctx, c, MemSync::FROM_DEVICE), 0);
     assert_ne!(problem.have(&c.read(), 0, 0), problem.want(0, 0));
-    // With every sync in its place the result is right, and stale again from the next run on.
+    // With every sync in place the result is right. After another run it is stale again.
     assert_eq!(npu.sync(ctx, b, MemSync::TO_DEVICE), 0);
     for _ in 0..2 {
         assert_eq!(npu.run(ctx), 0);

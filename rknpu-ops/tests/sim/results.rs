@@ -217,7 +217,7 @@ fn the_library_converts_b_as_the_formula_says() {
             let mut problem = Problem::random(soc, matmul_type, [1, 96, 128], 10);
             let [_, k, n] = problem.shape;
             let b = problem.layout.b;
-            // 4-bit elements go in as a byte each.
+            // Elements of 4 bits are passed in as a byte each.
             let loose = if b.elem == Elem::I4 { Elem::I8 } else { b.elem };
             let mut norm = problem.b.encode(loose, k * n, |ki, ni| ki * n + ni);
             let mut native = vec![0u8; b.bytes(k, n)];

@@ -61,7 +61,7 @@ fn shapes_are_checked() {
         let npu = Npu::new(soc);
         let made = npu.create(info(matmul_type, shape));
         assert_eq!(made.err(), want, "{soc:?} {matmul_type:?} {shape:?}");
-        // The vendor's library ends the process on the one that fails.
+        // Where creation fails with -1, the vendor's library ends the process.
         assert_eq!(npu.machine.locked_up().is_some(), want == Some(-1));
     }
     let npu = Npu::new(Soc::Rk3588);
@@ -158,7 +158,8 @@ fn dynamic_shapes_are_checked() {
         .create_dynamic(request, &mut [shape(1, 32), shape(2, 32)])
         .unwrap();
     let mem = npu.mem(ctx, attrs[1].b.size).unwrap();
-    // The attribute must be of the current shape, and a new shape needs A and C again.
+    // The attribute must belong to the current shape, and after a change of shape A and C must be
+    // bound again.
     assert_eq!(npu.set(ctx, mem, attrs[1].a), -5);
     assert_eq!(npu.set(ctx, mem, attrs[0].a), 0);
     assert_eq!(npu.set_dynamic_shape(ctx, shape(2, 32)), 0);
@@ -171,7 +172,7 @@ fn binding_is_checked_and_a_run_needs_all_three() {
     let (ctx, attr) = npu.create(info(I8, [1, 64, 32])).unwrap();
     let [a, b, c] = [attr.a, attr.b, attr.c].map(|attr| npu.mem(ctx, attr.size).unwrap());
     assert_eq!(npu.run(ctx), -5);
-    // A is too small for B.
+    // A's memory is too small for B.
     assert_eq!(npu.set(ctx, a, attr.b), -5);
     assert_eq!(npu.set(ctx, a, TensorAttr::ZERO), -5);
     let mut wrong_size = attr.a;
@@ -179,7 +180,7 @@ fn binding_is_checked_and_a_run_needs_all_three() {
     assert_eq!(npu.set(ctx, b, wrong_size), -5);
     assert_eq!(npu.set(ctx, a, attr.a) | npu.set(ctx, b, attr.b), 0);
     assert_eq!(npu.run(ctx), -5);
-    // C in B's memory.
+    // C may be in B's memory.
     assert_eq!(npu.set(ctx, b, attr.c), 0);
     assert_eq!(npu.run(ctx), -5);
     assert_eq!(npu.set(ctx, c, attr.c), 0);
@@ -250,7 +251,7 @@ fn quantization_parameters_are_checked() {
             zp: &mut zp,
             zp_len: 1,
         };
-        // SAFETY: the arrays are at least as long as said.
+        // SAFETY: the arrays are at least as long as the given lengths.
         unsafe { (npu.api.matmul_set_quant_params)(ctx, &mut params) }
     };
     assert_eq!(set(1, 0, attr.b.name), 0);

@@ -1,4 +1,4 @@
-//! Machines that share a file which stands for the NPU's node, as those of several processes do.
+//! Machines that share a file in place of the NPU's node, as several processes do.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use rknpu_ops::sim::{self, Options};
 
 use crate::common::{Npu, info};
 
-/// A file that stands for a node, open in a process with the turn.
+/// A file in place of a node, opened by the process that has the turn.
 struct Node {
     path: PathBuf,
     file: File,
@@ -64,7 +64,7 @@ fn a_call_while_another_process_is_in_one_locks_the_machine_up() {
     let node = Node::new("call");
     let npu = Npu::with(node.options());
     let (ctx, _) = npu.create(shape()).unwrap();
-    // Nothing is left of a call.
+    // The call has released its lock.
     assert!(!node::is_locked(&node.file, CALL).unwrap());
     assert!(node::lock(&node.file, CALL).unwrap());
     assert!(npu.mem(ctx, 64).is_none());
@@ -84,7 +84,7 @@ fn machines_that_share_a_node_share_its_address_spaces() {
     let mem = one.mem(first, HALF).unwrap();
     assert!(other.mem(second, HALF).is_none());
     let small = other.mem(second, HALF / 2).unwrap();
-    // Another space has room.
+    // Another address space has room.
     let mut in_third = shape();
     in_third.iommu_domain_id = 3;
     let (third, _) = other.create(in_third).unwrap();
@@ -92,7 +92,7 @@ fn machines_that_share_a_node_share_its_address_spaces() {
     assert_eq!(one.destroy_mem(first, mem), 0);
     let mem = other.mem(second, HALF).unwrap();
     assert!(one.mem(first, HALF).is_none());
-    // A process that ends without freeing anything has nothing of the NPU afterwards.
+    // When a process ends without freeing anything, the NPU frees everything of it.
     assert_eq!(other.destroy_mem(second, mem), 0);
     assert_eq!(other.destroy_mem(second, small), 0);
     assert!(one.mem(first, HALF).is_some());
@@ -101,7 +101,7 @@ fn machines_that_share_a_node_share_its_address_spaces() {
 #[test]
 fn a_machine_that_is_gone_uses_no_memory() {
     let node = Node::new("gone");
-    // The bytes of a machine whose process died, which no process has locked.
+    // The record of a machine whose process died: no process holds its lock.
     let record: Vec<u8> = (0..64 * 16)
         .flat_map(|_| u64::from(u32::MAX).to_ne_bytes())
         .collect();

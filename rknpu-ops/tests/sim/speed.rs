@@ -33,7 +33,7 @@ fn speed() {
             }
             npu.clean(ctx, mems[2]);
             assert_eq!(npu.run(ctx), 0);
-            // The best run, so that other programs on the machine count little.
+            // Uses the fastest run, which other programs on the machine disturb least.
             let (start, mut seconds) = (Instant::now(), f64::INFINITY);
             while start.elapsed().as_secs_f64() < 0.3 {
                 let run = Instant::now();

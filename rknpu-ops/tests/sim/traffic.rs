@@ -1,5 +1,5 @@
-//! Calls during runs, results in memory that was not cleaned, and machines with trouble of the
-//! kernel's.
+//! Calls during runs, results in memory that was not cleaned, and machines whose kernel has known
+//! faults.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn bound(npu: &Npu, problem: &Problem) -> (MatmulCtx, [Mem; 3]) {
     (ctx, mems)
 }
 
-/// Calls `during` while a run of `ctx` is under way; its result.
+/// Calls `during` while a run of `ctx` is under way, and returns its result.
 fn during_a_run<T>(npu: &Npu, ctx: MatmulCtx, during: impl FnOnce() -> T) -> T {
     let before = npu.machine.calls("rknn_matmul_run");
     std::thread::scope(|scope| {
@@ -43,7 +43,7 @@ fn during_a_run<T>(npu: &Npu, ctx: MatmulCtx, during: impl FnOnce() -> T) -> T {
         while npu.machine.calls("rknn_matmul_run") == before {
             std::thread::yield_now();
         }
-        // The call is counted before it begins to run.
+        // A call counts as soon as it begins.
         std::thread::sleep(Duration::from_millis(50));
         during()
     })
@@ -82,7 +82,7 @@ fn a_call_that_is_no_run_locks_the_machine_up_during_one() {
         let npu = with(|options| options.run_time = Duration::from_millis(400));
         let problem = problem(1);
         let (ctx, mems) = bound(&npu, &problem);
-        // Another one than that which runs, so that it is the machine that minds.
+        // Another context than the one that runs, so that the rule of the whole machine is tested.
         let (other, _) = bound(&npu, &problem);
         assert_eq!(npu.machine.locked_up(), None);
         assert!(
@@ -141,7 +141,7 @@ fn results_are_poison_where_the_cpu_wrote() {
     bytes[7] ^= 1;
     c.write(&bytes);
     assert!(result().iter().all(|byte| *byte == POISON));
-    // What the CPU wrote is cleaned, too.
+    // The sync also writes back the CPU's changes.
     c.write(&bytes);
     npu.clean(ctx, c);
     problem.check(&result(), "cleaned again");

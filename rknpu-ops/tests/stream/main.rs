@@ -1,5 +1,5 @@
-//! Command streams: the value of every register, and that no task leaves what is known to run on
-//! boards.
+//! Command streams: the value of every register, and a check that every task is one that is known
+//! to run on boards.
 //!
 //! Results of streams are tested where the emulated NPU is: tests/vendor/rockchip.
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
@@ -30,7 +30,7 @@ const FAMILIES: [(&str, Family); 4] = [
     ("row-major", Family::RowMajor),
 ];
 
-/// Rows of text that must be there: a file that is cut short tests nothing.
+/// Rows that the text must have. Without this check, a truncated file would test nothing.
 const EXPECTATIONS: usize = 55;
 
 fn named<T: Copy>(table: &[(&str, T)], name: &str) -> T {
@@ -124,13 +124,13 @@ fn every_stream_writes_the_same_registers_and_says_what_follows() {
         let chained = words(&task, Some(0x1234_5670));
         assert_eq!(chained[..BODY_WORDS], last[..BODY_WORDS]);
         assert_eq!(split(chained[BODY_WORDS]), (0x0101, 0x1234_5670, 0x10));
-        // Both kernels: (body + tail + 1) / 2 - 1.
+        // As both kernels compute it: (body + tail + 1) / 2 - 1.
         let amount = (STREAM_WORDS as u64).div_ceil(2) - 1;
         assert_eq!(split(chained[BODY_WORDS + 1]), (0x0101, amount, 0x14));
         seen.insert(registers(&last).into_keys().collect::<Vec<_>>());
     }
     assert_eq!(seen.len(), 1);
-    // A stream begins at a multiple of 16 bytes, whatever is before it.
+    // Streams follow one another, and each must begin at a multiple of 16 bytes.
     const { assert!(STREAM_WORDS.is_multiple_of(2)) };
 }
 
@@ -256,7 +256,7 @@ fn each_rule_that_is_broken_once_is_named() {
             },
             Rule::Banks,
         ),
-        // With the bank beyond its features, this one is over.
+        // The extra bank for INT8 features makes this task too large.
         (
             Task {
                 k: 2048,
@@ -392,7 +392,7 @@ fn products_that_no_cut_can_save_are_refused() {
         let outside: Outside = plan(matmul_type, shape).unwrap_err();
         assert_eq!(outside.rule, rule, "{shape:?}");
     }
-    // RK3576 has it, no stream is known for it.
+    // RK3576's library has this type, but no stream for it is known.
     assert_eq!(Arithmetic::of(MatmulType::F16_I8_F32), None);
 }
 

@@ -34,7 +34,7 @@ const SUM: f32 = 32.0;
 
 /// Returns the device's address of a byte of the object.
 fn address(object: &Object, place: usize) -> u32 {
-    // PANIC: the object's addresses have 32 bits.
+    // PANIC: the object's addresses fit into 32 bits.
     object.address() + u32::try_from(place).expect("a place inside")
 }
 
@@ -46,7 +46,7 @@ pub fn stream(object: &Object) -> u32 {
 /// Writes operands and stream.
 ///
 /// # Errors
-/// None that a test would not show: the product is inside of the envelope.
+/// None: the product is inside of the envelope, as a test shows.
 pub fn fill(object: &mut Object) -> io::Result<()> {
     let arithmetic = Arithmetic::of(MatmulType::F16_F16_F32).ok_or(io::ErrorKind::Unsupported)?;
     let plan = Plan::new(arithmetic, [M, K, N]).map_err(io::Error::other)?;
