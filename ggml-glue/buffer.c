@@ -1,12 +1,12 @@
-// The two buffer types of a device. NPU_BUFFERS_* says which of them it uses.
+// The two buffer types of a device. NPU_BUFFERS_* selects the ones in use.
 //
 // Host:   ggml's layout in memory that the CPU can read. Computed tensors are
 //         here, so that neither the CPU backend nor the NPU copies the other's
-//         results. A buffer is either one of the CPU backend with another type
-//         pointer, or memory that the device shares with the CPU. Writing and
-//         reading shared memory also maintains the caches.
+//         results. Such a buffer is either one of the CPU backend with another
+//         type pointer, or memory that the device shares with the CPU. Writing
+//         and reading shared memory also maintains the caches.
 // Packed: weights in the NPU's layout. ggml reaches them through set_tensor and
-//         get_tensor only; the Rust side packs and restores them.
+//         get_tensor only; the Rust side packs and unpacks them.
 //
 // A buffer of size 0 is ggml's dummy with an empty interface. ggml calls none
 // of these functions for it.
@@ -55,9 +55,9 @@ static const char *host_get_name(ggml_backend_buffer_type_t buft) {
   return npu_device_name(device_of(buft)->index);
 }
 
-// Returns the tensor that bytes of `tensor` belong to, and adds the offset of
-// `tensor` in it: a view is a part of what was allocated, and has no form of
-// its own.
+// Returns the tensor that the bytes of `tensor` belong to, and adds the offset
+// of `tensor` in it. A view is part of a tensor that was allocated, and is
+// never packed separately.
 static const struct ggml_tensor *whole_of(const struct ggml_tensor *tensor,
                                           size_t *offset) {
   if (tensor->view_src == NULL) {
@@ -67,10 +67,10 @@ static const struct ggml_tensor *whole_of(const struct ggml_tensor *tensor,
   return tensor->view_src;
 }
 
-// Fails the load of a model whose weights have no room.
+// Makes loading a model fail if there is no memory for its weights.
 static enum ggml_status init_tensor(ggml_backend_buffer_t buffer,
                                     struct ggml_tensor *tensor) {
-  // Views are parts of others, and computed tensors are never packed.
+  // Views are parts of other tensors, and computed tensors are never packed.
   if (tensor->view_src != NULL || !ggml_op_is_empty(tensor->op)) {
     return GGML_STATUS_SUCCESS;
   }
@@ -135,17 +135,17 @@ bool glue_only_device_writes(const struct glue_device *device,
          !ggml_backend_buft_is_host(buffer->buft);
 }
 
-// The devices whose memory this thread has been asked about for a model that is
-// measured and not loaded, a bit for each.
+// One bit for each device: set if ggml asked this thread about sizes for a
+// model that is only measured, not loaded.
 static _Thread_local uint64_t measured;
 
 static uint64_t bit_of(const struct glue_device *device) {
   return device->index < 64 ? UINT64_C(1) << device->index : 0;
 }
 
-// Notes that a model is measured when a tensor's size is asked for. llama.cpp's
-// `-fit` asks about tensors that lie in dummy buffers; tensors that are about
-// to be allocated lie in none.
+// Records that a model is being measured, when ggml asks for a tensor's size.
+// llama.cpp's `-fit` asks about tensors in dummy buffers; tensors that are
+// about to be allocated have no buffer.
 static void note_size_of(const struct glue_device *device,
                          const struct ggml_tensor *tensor) {
   if (tensor->view_src == NULL && tensor->data == NULL &&
@@ -156,10 +156,10 @@ static void note_size_of(const struct glue_device *device,
   }
 }
 
-// What frees a buffer of the CPU backend.
+// The CPU backend's function that frees a buffer.
 static _Atomic(void (*)(ggml_backend_buffer_t)) cpu_free_buffer;
 
-// Frees host memory, beside whose weights the device may hold packed forms.
+// Frees host memory. The device may hold packed forms of weights in it.
 static void host_free_buffer(ggml_backend_buffer_t buffer) {
   npu_host_memory_freed(device_of(buffer->buft)->index,
                         buffer->iface.get_base(buffer), buffer->size);
@@ -181,7 +181,7 @@ static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
   if (buffer != NULL) {
     buffer->buft = buft;
   }
-  // ggml's dummy of size 0 has no functions.
+  // ggml's dummy buffer of size 0 has no functions.
   if (buffer != NULL && buffer->iface.free_buffer != NULL) {
     atomic_store_explicit(&cpu_free_buffer, buffer->iface.free_buffer,
                           memory_order_relaxed);
@@ -212,14 +212,14 @@ static size_t host_get_alloc_size(ggml_backend_buffer_type_t buft,
 
 // Returns false in two cases:
 //
-// - Once after a model was measured, because llama.cpp's `-fit` compares the
-//   free memory of a device with what is not host memory. Caches, results and
-//   small weights take the device's share of memory, too. `-fit` asks this
-//   right after the sizes, once for each buffer type.
+// - Once after a model was measured, because llama.cpp's `-fit` compares a
+//   device's free memory with the tensors that are not in host memory. Caches,
+//   results and small weights use the device's share of memory, too. `-fit`
+//   asks this question right after the sizes, once for each buffer type.
 // - For a device that has slices of tensors. ggml's device for `-sm tensor`
-//   passes the answer on as its own, and llama.cpp would then read a file into
-//   the addresses of its tensors, which are placeholders. It asks about places
-//   for weights before it reads any.
+//   returns the same answer, and with true llama.cpp would read a file into the
+//   addresses of its tensors, which are placeholders. llama.cpp asks where
+//   weights go before it reads any.
 static bool host_is_host(ggml_backend_buffer_type_t buft) {
   const struct glue_device *device = device_of(buft);
   const bool is_measured = (measured & bit_of(device)) != 0;
@@ -258,8 +258,8 @@ static size_t packed_get_max_size(ggml_backend_buffer_type_t buft) {
 }
 
 // Returns the packed size for leaves, and for views, which are not allocated.
-// Other tensors are never packed, and ggml aborts if most of their operations
-// ask for more than ggml_nbytes.
+// Other tensors are never packed, and ggml aborts if most operations ask for
+// more than ggml_nbytes.
 static size_t packed_get_alloc_size(ggml_backend_buffer_type_t buft,
                                     const struct ggml_tensor *tensor) {
   const struct glue_device *device = device_of(buft);

@@ -1,8 +1,8 @@
-// A part of two build scripts, the plugin's and that of the feature `register`: compiles the glue
-// for each version of ggml's backend API, against ggml's own headers.
+// A part of two build scripts, the plugin's and that of the feature `register`. Compiles the glue
+// for each version of ggml's backend API, with ggml's headers of that version.
 //
-// The headers are those of `GGML_INCLUDE`, a list of ggml's source folders separated by colons, or
-// those that `make fetch` puts into `target/src/`.
+// The headers come from `GGML_INCLUDE`, a list of ggml's source folders separated by colons, or
+// from `target/src/`, where `make fetch` puts them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const FETCHED: [&str; 2] = [
 /// The versions of the backend API that the glue is written for.
 const APIS: [u32; 2] = [2, 3];
 
-/// The names that the glue's files share: each copy of the glue needs its own.
+/// The names that the files of the glue share. Each copy of the glue needs separate ones.
 const SHARED_NAMES: [&str; 21] = [
     "ggml_backend_rust_npu_reg",
     "glue_backend_new",
@@ -88,7 +88,7 @@ fn compiler(root: &Path, ggml: &Path) -> cc::Build {
         .std("c11")
         .warnings(true)
         .extra_warnings(true)
-        // In functions of ggml's headers.
+        // ggml's headers have unused static functions.
         .flag("-Wno-unused-function")
         .flag("-fvisibility=hidden")
         .include(watched(root.join("include")))

@@ -1,5 +1,6 @@
-// The CPU backend inside of a device's graphs: it computes the nodes that the
-// NPU does not, or not as fast, with the threads that the program asks for.
+// The CPU backend inside a device's graphs. It computes the nodes that the NPU
+// cannot compute, or not as fast, with the number of threads that the program
+// sets.
 
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
@@ -27,7 +28,7 @@ static bool find_function(ggml_backend_t cpu, const char *name, void *function,
                           size_t size) {
   ggml_backend_reg_t reg =
       ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu));
-  // ISO C has no cast from an object pointer to a function.
+  // ISO C has no cast from an object pointer to a function pointer.
   void *address = ggml_backend_reg_get_proc_address(reg, name);
   if (address == NULL || size != sizeof(address)) {
     return false;
@@ -51,9 +52,9 @@ static void drop_pool(struct glue_cpu *cpu) {
   cpu->pool_threads = 0;
 }
 
-// Gives the CPU backend threads that stay. Without them a ggml that was built
-// without OpenMP starts new ones for each stretch of nodes between two of the
-// NPU.
+// Gives the CPU backend persistent threads. Without them, a ggml that was built
+// without OpenMP starts new threads for each range of nodes between two ranges
+// of the NPU.
 static void keep_threads(struct glue_cpu *cpu) {
   __typeof__(ggml_threadpool_new) *start;
   __typeof__(ggml_backend_cpu_set_threadpool) *attach;
@@ -65,9 +66,10 @@ static void keep_threads(struct glue_cpu *cpu) {
     return;
   }
   drop_pool(cpu);
-  // Threads sleep at once, because the device's own need the CPUs next.
-  // SOURCE: ggml_threadpool_params_init, ggml.c of llama.cpp 0.5.0: no CPU is
-  // chosen for a thread.
+  // The threads sleep at once instead of spinning, because the device's threads
+  // need the CPUs next.
+  // SOURCE: ggml_threadpool_params_init, ggml.c of llama.cpp 0.5.0: threads are
+  // not bound to CPUs.
   struct ggml_threadpool_params params = {.n_threads = cpu->n_threads,
                                           .poll = 0};
   cpu->pool = start(&params);

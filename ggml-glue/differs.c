@@ -1,9 +1,10 @@
 // Asks the program's ggml about the structs and numbers that the glue was
-// compiled for: where the glue is compiled before the program's ggml is known.
+// compiled for. Used where the glue is compiled before the program's ggml is
+// known.
 //
-// ggml gives out no sizes of its structs. So it gets structs of this layout and
-// must find the last member of each, and what it makes itself must be readable
-// in this layout.
+// ggml does not report the sizes of its structs. So this file passes structs of
+// our layout to ggml, which must find the last member of each, and reads
+// structs that ggml makes.
 
 #include "glue.h"
 
@@ -16,7 +17,8 @@ struct operation {
   const char *name;
 };
 
-// The operations that the glue knows by number. All others reach Rust by name.
+// The operations that the glue knows by number. All others are passed to Rust
+// by name.
 static const struct operation operations[] = {
     {GGML_OP_NONE, "NONE"},   {GGML_OP_RESHAPE, "RESHAPE"},
     {GGML_OP_VIEW, "VIEW"},   {GGML_OP_PERMUTE, "PERMUTE"},

@@ -1,13 +1,12 @@
-// Declarations that the files of the glue share. They translate ggml's
-// types into the structs of npu.h. Rust decides everything that needs no ggml
-// type.
+// Declarations that the files of the glue share. They translate ggml's types
+// into the structs of npu.h. Rust decides everything that needs no ggml type.
 #pragma once
 
 #include "ggml-backend-impl.h"
 
 #include <stdatomic.h>
 
-// The library that holds the glue holds the Rust code, too, and exports
+// The library that contains the glue also contains the Rust code, and exports
 // neither.
 #pragma GCC visibility push(hidden)
 #include "npu.h"
@@ -28,16 +27,16 @@ struct glue_device {
       extra_bufts[2]; // the list of ggml_backend_dev_get_extra_bufts, ending in
                       // NULL; empty with NPU_BUFFERS_ONE
   char packed_name[64];
-  // The device was given nodes that the CPU computes inside of its graphs.
+  // The device got nodes that the CPU computes inside its graphs.
   atomic_bool shares_graphs;
-  // ggml's device for `-sm tensor` has slices of tensors in buffers of the
-  // device.
+  // ggml's device for `-sm tensor` has slices of tensors in this device's
+  // buffers.
   atomic_bool is_sliced;
   // The buffer of the last weight of a layer that the program keeps on the CPU.
-  // It may be freed since, and is only compared.
+  // It is only compared, because it may have been freed since.
   _Atomic(ggml_backend_buffer_t) cpu_layers;
   // 1 plus the number of the last layer that ggml asked about, if the program
-  // keeps it on the CPU, else 0.
+  // keeps that layer on the CPU; else 0.
   atomic_int cpu_layer;
   atomic_bool told_of_training;
 };
@@ -47,12 +46,11 @@ struct glue_device {
 // Fills the two buffer types of a device whose other fields are set.
 void glue_device_init_bufts(struct glue_device *device);
 
-// Returns true for memory of an NPU, whichever it is: an npu_buffer.
+// Returns true if the buffer is memory of any NPU: an npu_buffer.
 bool glue_is_npu_buffer(ggml_backend_buffer_t buffer);
 
-// Returns true if `op` writes a tensor that lies in a buffer of the device
-// already, and that only the device reaches there. ggml aborts if no backend
-// computes such an operation.
+// Returns true if `op` writes a tensor in a buffer of the device that only the
+// device can reach. ggml aborts if no backend computes such an operation.
 bool glue_only_device_writes(const struct glue_device *device,
                              const struct ggml_tensor *op);
 
@@ -63,7 +61,7 @@ struct glue_cpu {
   ggml_backend_t backend; // created when first needed
   bool has_failed;        // it could not be created
   int n_threads;          // 0 until the program sets them
-  // Threads that stay from graph to graph, and their number.
+  // Threads that persist from graph to graph, and their number.
   struct ggml_threadpool *pool;
   int pool_threads;
   ggml_abort_callback abort_callback;
@@ -73,8 +71,8 @@ struct glue_cpu {
 // Returns true if the CPU backend computes `op`.
 bool glue_cpu_supports(const struct ggml_tensor *op);
 
-// Returns the CPU backend, or NULL after a log line about `device` if it cannot
-// be created.
+// Returns the CPU backend. If it cannot be created, logs a line about `device`
+// and returns NULL.
 ggml_backend_t glue_cpu_backend(struct glue_cpu *cpu, const char *device);
 
 void glue_cpu_set_n_threads(struct glue_cpu *cpu, int n_threads);
@@ -101,26 +99,27 @@ bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
                bool with_data, npu_node *out);
 
 // Returns true if a question about `op` is about a graph in slices, that of
-// `-sm tensor`. An operation whose operands have no buffers yet belongs to the
-// graph of this thread's last question: ggml's scheduler first asks about all
-// nodes with weights or caches. Notes that the device has slices.
+// `-sm tensor`, and records that the device has slices. An operation whose
+// operands have no buffers yet belongs to the same graph as this thread's last
+// question, because ggml's scheduler first asks about all nodes with weights or
+// caches.
 bool glue_is_of_slices(struct glue_device *device,
                        const struct ggml_tensor *op);
 
-// Notes that the CPU computes `node`, whose caches it reads and writes in
+// Records that the CPU computes `node`, and so reads and writes its caches in
 // place.
 void glue_mark_cpu_reader(const struct glue_device *device,
                           const struct ggml_tensor *node);
 
-// Returns true if the CPU backend computes `op` inside of the device's graphs,
-// which have their operands and results in memory of the CPU: so a token is not
-// cut wherever the NPU computes nothing, and the device has all of a layer.
-// Layers that the program keeps on the CPU stay there.
+// Returns true if the CPU backend computes `op` inside the device's graphs,
+// whose operands and results are in memory of the CPU. A graph is then not cut
+// wherever the NPU computes nothing, and the device gets whole layers. Layers
+// that the program keeps on the CPU stay there.
 bool glue_computes_on_cpu(struct glue_device *device,
                           const struct ggml_tensor *op);
 
-// Creates a backend, which is one stream of graphs, on `device`. Returns NULL
-// after a log line if that fails.
+// Creates a backend, which is one stream of graphs, on `device`. Logs a line
+// and returns NULL if that fails.
 ggml_backend_t glue_backend_new(struct glue_device *device);
 
 // Sets the number of threads with which the CPU computes its nodes of graphs.
@@ -133,18 +132,18 @@ void glue_backend_set_abort_callback(ggml_backend_t backend,
 
 // params.c
 
-// Finds out which operations of a ggml that is newer than the glue keep their
-// parameters where the glue reads them. Called at most once, before the first
-// device is asked; without it all do.
+// Finds out for a newer ggml which operations have their parameters where the
+// glue reads them. Called at most once, before the first question to a device.
+// Without this call, all operations count as unchanged.
 void glue_prove_params(void);
 
-// Returns true if the parameters of `op` lie where the glue reads them, or if
-// it has none.
+// Returns true if the glue reads the parameters of `op` from the right place,
+// or if it has none.
 bool glue_params_are_known(const struct ggml_tensor *op);
 
 // differs.c
 
 // Compares ggml's structs and numbers with those that the glue was compiled
-// for, by asking the program's own functions; NULL if they agree, or the name
-// of the first that does not.
+// for, by calling the program's functions. Returns NULL if they agree, else the
+// name of the first that differs.
 const char *glue_differs(void);

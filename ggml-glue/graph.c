@@ -87,8 +87,8 @@ static uint32_t format_of(enum ggml_type type) {
   }
 }
 
-// Returns true for the buffers of ggml's device for `-sm tensor`, which asks
-// its devices about a tensor before it gives each of them a slice.
+// Returns true for buffers of ggml's device for `-sm tensor`, which asks the
+// devices about a tensor before it gives each of them a slice.
 static bool will_be_sliced(ggml_backend_buffer_type_t buft) {
   ggml_backend_dev_t owner = buft->device;
   return owner != NULL &&
@@ -117,23 +117,23 @@ bool glue_is_of_slices(struct glue_device *device,
       of_slices = false;
     }
     if (buft == &device->packed_buft && owner_of(tensor)->buffer->size > 0) {
-      // Slices are never packed: this is another model, whose tensors in plain
-      // memory are no weights.
+      // Slices are never packed, so a packed tensor belongs to another model,
+      // whose tensors in ordinary memory are not weights.
       atomic_store_explicit(&device->is_sliced, false, memory_order_relaxed);
     }
   }
   return of_slices;
 }
 
-// Returns true if the device's graphs reach a tensor in `buffer` as the CPU
-// backend does: it is memory of the CPU, or the device's own that is.
+// Returns true if the device's graphs can use a tensor in `buffer` as the CPU
+// backend does: in CPU memory, or in this device's shared memory.
 static bool is_reached_by_cpu(const struct glue_device *device,
                               ggml_backend_buffer_t buffer) {
   ggml_backend_buffer_type_t buft = buffer->buft;
   if (buft == &device->host_buft) {
     return true;
   }
-  // Another NPU's memory needs care of its caches.
+  // Memory of another NPU would need cache operations.
   const bool is_another_npu_s =
       buft->device != NULL && buft->device->reg == device->dev.reg;
   return !is_another_npu_s && ggml_backend_buft_is_host(buft);
@@ -148,12 +148,12 @@ static bool is_product(const struct ggml_tensor *op) {
 }
 
 // Returns true if `tensor`, an operand or the result of `op`, belongs to a
-// layer that the program keeps on the CPU: it would be cut around each
-// operation that the device takes. What comes before the first layer is the
-// CPU's, too, if any layer is.
+// layer that the program keeps on the CPU. Such a layer must not be cut around
+// each operation that the device could compute. If any layer is kept on the
+// CPU, everything before the first layer is kept there, too.
 //
-// ggml asks about a graph in its order. A layer begins with the weight of a
-// norm, which lies where the layer is; only matrices may lie elsewhere
+// ggml asks about nodes in the order of the graph. A layer begins with the
+// weight of a norm, which is where the layer is; only matrices may be elsewhere
 // (`--override-tensor`, `--cpu-moe`).
 static bool is_of_cpu_layer(struct glue_device *device,
                             const struct ggml_tensor *op,
@@ -196,9 +196,9 @@ bool glue_computes_on_cpu(struct glue_device *device,
     if (buffer == NULL) {
       continue;
     }
-    // The loader asks about an operation without a name, with a dummy buffer,
-    // where a weight is to lie: packed, if the NPU multiplies with it, and
-    // otherwise the memory of the CPU has better forms.
+    // The model loader asks with an unnamed operation and a dummy buffer where
+    // to put a weight. It should be packed if the NPU multiplies with it; for
+    // other weights the CPU's memory has better formats.
     const bool is_loader = buffer->size == 0 && op->name[0] == '\0';
     if ((is_loader && (is_product(op) ||
                        ggml_get_type_traits(tensor->type)->is_quantized)) ||
@@ -210,8 +210,9 @@ bool glue_computes_on_cpu(struct glue_device *device,
   return glue_cpu_supports(op);
 }
 
-// Compares type pointers and calls no function of the buffer: the loader asks
-// supports_op with a dummy buffer of size 0 to find a place for a weight.
+// Only compares type pointers, and calls no function of the buffer, because the
+// loader calls supports_op with a dummy buffer of size 0 to find a place for a
+// weight.
 static uint32_t place_of(const struct glue_device *device,
                          const struct ggml_tensor *owner) {
   ggml_backend_buffer_t buffer = owner->buffer;
@@ -224,7 +225,7 @@ static uint32_t place_of(const struct glue_device *device,
     return shares ? NPU_PLACE_DEVICE : NPU_PLACE_HOST;
   }
   if (will_be_sliced(buffer->buft)) {
-    // Slices are in memory of the device's own type.
+    // Slices are in memory of the device's buffer type.
     return device->buffers == NPU_BUFFERS_ONE ? NPU_PLACE_PACKED
            : shares                           ? NPU_PLACE_DEVICE
                                               : NPU_PLACE_HOST;
@@ -237,8 +238,8 @@ static uint32_t place_of(const struct glue_device *device,
         atomic_load_explicit(&device->is_sliced, memory_order_relaxed)) {
       return NPU_PLACE_NONE; // a slice of weights, which is packed at each use
     }
-    // Weights in it are packed beside their own bytes, but for those that a
-    // program trains, and so writes again and again.
+    // Weights in this memory get a packed copy, except those that a program
+    // trains and therefore writes repeatedly.
     const bool packs_beside =
         shares || (owner->op == GGML_OP_NONE &&
                    (buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS ||
@@ -338,7 +339,7 @@ void glue_mark_cpu_reader(const struct glue_device *device,
   }
 }
 
-// A copy in memory of this device of what lies in memory of another one.
+// A copy, in this device's memory, of a tensor in another device's memory.
 struct glue_copy {
   const struct ggml_tensor *copy;
   struct ggml_tensor *original;
@@ -351,9 +352,10 @@ struct glue_backend {
   // Nodes of one graph. The memory grows to the largest graph so far.
   npu_node *nodes;
   size_t nodes_capacity;
-  // Computes the nodes that the NPU does not, or not as fast.
+  // Computes the nodes that the NPU cannot compute, or not as fast.
   struct glue_cpu cpu;
-  // The copies that ggml made for the next graph, in memory that grows.
+  // The copies that ggml made for the next graph, in memory that grows as
+  // needed.
   struct glue_copy *copies;
   size_t n_copies, copies_capacity;
   bool copies_failed; // there was no memory for all of them
@@ -393,7 +395,8 @@ void glue_backend_set_abort_callback(ggml_backend_t backend,
   glue_cpu_set_abort_callback(&backend_of(backend)->cpu, callback, data);
 }
 
-// Returns the CPU backend, or NULL after a log line if it cannot be created.
+// Returns the CPU backend. If it cannot be created, logs a line and returns
+// NULL.
 static ggml_backend_t cpu_of(struct glue_backend *self) {
   return glue_cpu_backend(&self->cpu, npu_device_name(self->device->index));
 }
@@ -496,8 +499,8 @@ static void each_operand(const struct glue_backend *self,
   }
 }
 
-// Computes the nodes [begin, *end) of a graph and sets `*end` to 0, which means
-// that no node waits for the CPU.
+// Computes the nodes [begin, *end) of a graph and sets `*end` to 0, because no
+// node is left for the CPU.
 static enum ggml_status compute_on_cpu(struct glue_backend *self,
                                        const struct ggml_cgraph *graph,
                                        int begin, int *end) {
@@ -512,7 +515,7 @@ static enum ggml_status compute_on_cpu(struct glue_backend *self,
   part.leafs = NULL;
   part.n_leafs = 0;
   part.uid = 0;
-  // Host memory is always visible to both.
+  // Host memory needs no cache operations.
   const bool is_shared = self->device->buffers != NPU_BUFFERS_HOST_AND_PACKED;
   if (is_shared) {
     each_operand(self, graph, begin, *end, false, npu_show_to_cpu);
@@ -527,7 +530,7 @@ static enum ggml_status compute_on_cpu(struct glue_backend *self,
 }
 
 // Returns true if the CPU computes a node that ggml gave to the device.
-// `described` is its description, or NULL if npu.h has none for it.
+// `described` is its description, or NULL if npu.h cannot describe it.
 static bool is_for_cpu(struct glue_backend *self,
                        const struct ggml_tensor *node,
                        const npu_node *described) {
@@ -535,7 +538,7 @@ static bool is_for_cpu(struct glue_backend *self,
   ggml_backend_buffer_t buffer = owner_of(node)->buffer;
   if (device->buffers == NPU_BUFFERS_HOST_AND_PACKED && buffer != NULL &&
       buffer->buft == &device->packed_buft) {
-    return false; // the packed form lies elsewhere, and would remain the old
+    return false; // the packed copy would keep the old content
                   // one
   }
   // The CPU can read packed weights only if the device also keeps their
@@ -548,13 +551,13 @@ static bool is_for_cpu(struct glue_backend *self,
          cpu_of(self) != NULL;
 }
 
-// Clears a result that ggml's device for `-sm tensor` wants to be zero: where a
-// device has no part of a tensor, the sum over all devices takes its result
-// times zero, in a graph of one node. The device has never written that memory,
-// and a NaN in it would remain one.
+// Clears a result that ggml's device for `-sm tensor` expects to be zero. If a
+// device has no part of a tensor, the sum over all devices uses its result
+// times zero, in a graph of one node. The device never wrote that memory, and a
+// NaN in it would stay NaN.
 static void clear_absent_part(const struct ggml_cgraph *graph) {
   struct ggml_tensor *node = graph->nodes[0];
-  // Between rows with gaps lie bytes of others.
+  // Gaps between rows may hold bytes of other tensors.
   if (graph->n_nodes != 1 || node->op != GGML_OP_SCALE ||
       node->data != node->src[0]->data || !ggml_is_contiguous(node)) {
     return;
@@ -567,13 +570,13 @@ static void clear_absent_part(const struct ggml_cgraph *graph) {
   }
 }
 
-// Copies a tensor through memory of the program.
+// Copies a tensor through ordinary memory.
 static void copy_tensor(const struct ggml_tensor *from,
                         struct ggml_tensor *to) {
   ggml_backend_buffer_t source = owner_of(from)->buffer;
   ggml_backend_buffer_t target = owner_of(to)->buffer;
   const size_t size = ggml_nbytes(from);
-  // Without memory for all of it the copy has many pieces.
+  // If there is no memory for the whole tensor, it is copied in pieces.
   char piece[4096];
   char *whole = malloc(size);
   char *bytes = whole != NULL ? whole : piece;
@@ -586,7 +589,7 @@ static void copy_tensor(const struct ggml_tensor *from,
   free(whole);
 }
 
-// Notes that `copy` is a copy of `original`.
+// Records that `copy` is a copy of `original`.
 static void note_copy(struct glue_backend *self, struct ggml_tensor *original,
                       const struct ggml_tensor *copy) {
   if (self->n_copies == self->copies_capacity) {
@@ -604,8 +607,8 @@ static void note_copy(struct glue_backend *self, struct ggml_tensor *original,
       (struct glue_copy){.copy = copy, .original = original};
 }
 
-// Writes back the moments that AdamW's steps of a graph have changed, if they
-// are copies: all moments lie on the program's first device, and ggml only
+// Writes AdamW's moments back to where they came from, if a graph changed
+// copies of them. All moments are on the program's first device, and ggml only
 // copies them to the device of the weights.
 static bool write_moments_back(struct glue_backend *self,
                                const struct ggml_cgraph *graph) {
@@ -651,10 +654,10 @@ static enum ggml_status compute_nodes(struct glue_backend *self,
 
   clear_absent_part(graph);
 
-  // Consecutive nodes of one processor are computed together: those for the NPU
-  // are collected in `self->nodes`, those for the CPU are a range of the graph.
+  // Consecutive nodes of one processor are computed together. Those for the NPU
+  // are collected in `self->nodes`; those for the CPU are a range of the graph.
   size_t n_filled = 0;
-  bool all = true; // the NPU computes all nodes so far
+  bool all = true; // the NPU has computed all nodes so far
   int cpu_begin = 0, cpu_end = 0;
   enum ggml_status status = GGML_STATUS_SUCCESS;
   for (int i = 0; i < graph->n_nodes && status == GGML_STATUS_SUCCESS; i++) {
@@ -705,17 +708,18 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
   return status;
 }
 
-// Copies a tensor that another backend computed into memory of ours, as ggml
-// asks its backends to before a graph. Where this returns false, ggml reads
-// memory of the CPU and writes it by npu_buffer_set. Left alone it would have a
-// GPU or a server write past the caches into memory that the NPU shares with
-// the CPU, and would read what another NPU left in such memory.
+// Copies a tensor that another backend computed into our memory; ggml calls
+// this before a graph. If it returns false, ggml reads CPU memory directly and
+// writes with npu_buffer_set. Without this function, a GPU or a server would
+// write to memory that the NPU shares with the CPU without cache operations,
+// and would read stale bytes of another NPU.
 static bool backend_cpy_tensor(ggml_backend_t from, ggml_backend_t to,
                                const struct ggml_tensor *src,
                                struct ggml_tensor *dst) {
   if (role_of(owner_of(src)) == NPU_ROLE_STATE &&
       (src->flags & GGML_TENSOR_FLAG_INPUT) == 0) {
-    // CAST: ggml takes a source as constant; it is the program's own tensor.
+    // CAST: ggml passes the source as const, but it is the program's own
+    // tensor.
     note_copy(backend_of(to), (struct ggml_tensor *)(uintptr_t)src, dst);
   }
   ggml_backend_buffer_t source = owner_of(src)->buffer;

@@ -1,9 +1,10 @@
-// Asks a ggml that is newer than the glue where operations keep their
-// parameters: for a plugin, which is loaded into programs of any version.
+// Finds out where a ggml that is newer than the glue keeps the parameters of
+// operations. Needed for a plugin, which is loaded into programs of any
+// version.
 //
-// ggml's own functions make nodes from known numbers, and the numbers must lie
-// where the glue's headers had them. An operation with parameters that no proof
-// covers, or whose proof fails, is left to the CPU.
+// Makes nodes from known numbers with ggml's functions. The numbers must be
+// where the glue's headers have them. An operation with parameters that no test
+// node covers, or whose test fails, is left to the CPU.
 
 #include "glue.h"
 
@@ -14,7 +15,7 @@
 // The words of ggml_tensor.op_params.
 enum { N_PARAMS = GGML_MAX_OP_PARAMS / sizeof(int32_t) };
 
-// Set once, before the first device is asked.
+// Set once, before the first question to a device.
 static bool is_newer;
 static const char *proven[16];
 static size_t n_proven;
@@ -25,19 +26,19 @@ static int32_t bits(float value) {
   return word;
 }
 
-// The words of ggml_tensor.op_params that a node should have.
+// The words of ggml_tensor.op_params that a node is expected to have.
 struct params {
   int32_t words[N_PARAMS];
 };
 
-// Returns true if a node is of an operation and has these parameters.
+// Returns true if a node has this operation and these parameters.
 static bool has(const struct ggml_tensor *node, const char *name,
                 struct params params) {
   return node != NULL && strcmp(ggml_op_name(node->op), name) == 0 &&
          memcmp(node->op_params, params.words, sizeof(params.words)) == 0;
 }
 
-// Notes an operation whose parameters lie where they should.
+// Records an operation whose parameters are where the glue reads them.
 static void prove(const char *name, bool agrees) {
   if (agrees && n_proven < sizeof(proven) / sizeof(proven[0])) {
     proven[n_proven++] = name;
@@ -56,7 +57,7 @@ static void prove_all(struct ggml_context *ctx) {
   struct ggml_tensor *mask =
       ggml_new_tensor_4d(ctx, GGML_TYPE_F16, 32, 4, 1, 1);
 
-  // Each number is there once, so that a word in another place is noticed.
+  // All numbers differ, so that a word in another place is noticed.
   const struct params eps = {{bits(0.5f)}};
   prove("NORM", has(ggml_norm(ctx, a, 0.5f), "NORM", eps));
   prove("RMS_NORM", has(ggml_rms_norm(ctx, a, 0.5f), "RMS_NORM", eps));
@@ -118,7 +119,7 @@ void glue_prove_params(void) {
 
 bool glue_params_are_known(const struct ggml_tensor *op) {
   static const int32_t none[N_PARAMS];
-  // Without parameters there is nothing that could lie elsewhere.
+  // An operation without parameters cannot have them elsewhere.
   if (!is_newer || memcmp(op->op_params, none, sizeof(none)) == 0) {
     return true;
   }

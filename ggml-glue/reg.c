@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// The glue fills or reads these structs. If one of them changed, the glue must
-// not compile against that llama.cpp before the change is understood.
+// The glue fills or reads these structs. If a new llama.cpp changes one of
+// them, compiling must fail until the change is understood.
 #if UINTPTR_MAX == UINT64_MAX
 _Static_assert(GGML_BACKEND_API_VERSION == 2 || GGML_BACKEND_API_VERSION == 3,
                "ggml backend API version");
@@ -87,7 +87,7 @@ device_get_buffer_type(ggml_backend_dev_t dev) {
                                             : &device->host_buft;
 }
 
-// Tells once that a program trains weights that the device has packed.
+// Logs once that a program trains weights that the device has packed.
 static void tell_of_training(struct glue_device *device,
                              const struct ggml_tensor *op) {
   static const char step[] = "OPT_STEP_";
@@ -115,9 +115,9 @@ static bool device_supports_op(ggml_backend_dev_t dev,
   }
   if (of_slices && device->buffers != NPU_BUFFERS_ONE &&
       glue_cpu_supports(op)) {
-    // ggml adds partial sums of slices up in graphs of its device for
-    // `-sm tensor` only, and cannot hand them to the CPU. So all of such a
-    // graph is computed here.
+    // ggml adds up the partial sums of slices only in graphs of its device for
+    // `-sm tensor`, and cannot give them to the CPU. So the whole graph is
+    // computed here.
     atomic_store_explicit(&device->shares_graphs, true, memory_order_relaxed);
     return true;
   }
@@ -125,8 +125,8 @@ static bool device_supports_op(ggml_backend_dev_t dev,
     return true;
   }
   if (glue_only_device_writes(device, op)) {
-    // Such as an optimizer's step on packed weights. If there is no CPU backend
-    // either, the graph fails and says so.
+    // For example an optimizer's step on packed weights. If there is no CPU
+    // backend either, the graph fails with a log line.
     tell_of_training(device, op);
     atomic_store_explicit(&device->shares_graphs, true, memory_order_relaxed);
     return true;
@@ -175,8 +175,9 @@ static ggml_backend_buffer_type_t *get_extra_bufts(ggml_backend_dev_t dev) {
   return glue_device_of(dev)->extra_bufts;
 }
 
-// Answers `-sm row`. NULL stands for buffers of the device's usual types: rows
-// are not shared out, but layers are, as without the option.
+// Answers `-sm row`. NULL stands for the device's usual buffer types: with this
+// option, layers are divided among devices as they are without it, but rows are
+// not.
 static ggml_backend_buffer_type_t split_buffer_type(int main_device,
                                                     const float *tensor_split) {
   static atomic_flag told = ATOMIC_FLAG_INIT;
@@ -191,7 +192,7 @@ static ggml_backend_buffer_type_t split_buffer_type(int main_device,
 
 static void *reg_get_proc_address(ggml_backend_reg_t reg, const char *name) {
   (void)reg;
-  // ISO C has no cast from a function to an object pointer.
+  // ISO C has no cast from a function pointer to an object pointer.
   void *address = NULL;
   if (strcmp(name, "ggml_backend_dev_get_extra_bufts") == 0) {
     const ggml_backend_dev_get_extra_bufts_t fn = get_extra_bufts;

@@ -11,8 +11,8 @@ fn main() {
         let text = format!(
             "no headers of ggml's backend API {missing}; run make fetch, or set GGML_INCLUDE to ggml's source folders"
         );
-        // Lints, documentation and the tests of other crates need no headers; what is given to
-        // users does.
+        // Lints, documentation and the tests of other crates need no headers. Only release builds,
+        // which users get, require them.
         if env::var("PROFILE").as_deref() == Ok("release") {
             println!("cargo::error={text}");
         } else {
@@ -29,6 +29,6 @@ fn main() {
     host.file(watched(plugin.join("glue/host.c")));
     host.compile("plugin_host");
     // The library is never unloaded: a program that loads it twice gets the same one, and its
-    // threads never lose their code.
+    // threads always keep their code.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -1,5 +1,5 @@
-//! The functions of `include/npu.h` in any order, with tensors whose fields are anything, on both
-//! families' stand-ins. Pointers are valid, as the contract asks; nothing else is promised.
+//! The functions of `include/npu.h` in any order, with arbitrary fields in tensors, on both
+//! families' stand-ins. Pointers are valid, as the contract requires; nothing else is.
 //!
 //! ```text
 //! input = { step }     step = kind, then
@@ -11,8 +11,8 @@
 //!   12     the last graph again
 //! ```
 //!
-//! No panic, not even one that the border catches; at the end both devices still compute a product
-//! right.
+//! There must be no panic, not even a caught one, and at the end both devices must still compute a
+//! product correctly.
 #![no_main]
 
 use std::cell::RefCell;
@@ -61,10 +61,11 @@ const OPS: [&CStr; 32] = [
 ];
 const SLOTS: usize = 4;
 const LARGEST: usize = 1 << 16;
-/// Most elements of what is computed, of a tensor with dimensions of up to 2^39 elements.
+/// Most elements that are computed, of a tensor with dimensions of up to 2^39 elements.
 const MOST_ELEMENTS: i64 = 1 << 20;
 
-/// A tensor, and whether what it says fits the memory that it points to.
+/// A tensor with arbitrary fields. Returns it, and whether the memory that it points to has all of
+/// its bytes.
 fn tensor(
     input: &mut Input,
     device: usize,
@@ -82,7 +83,7 @@ fn tensor(
     let mut tensor = Tensor::dense(kind, ne);
     for change in [how % 16, how / 16] {
         match change {
-            // Odd distances, and dimensions in another order.
+            // Odd strides, and dimensions in another order.
             0 => tensor.nb[1] += u64::from(input.byte()),
             1 => {
                 tensor.ne.swap(0, 1);
@@ -98,7 +99,7 @@ fn tensor(
             }
             7 => (tensor.dtype, tensor.format) = (input.word() % 9, input.word() % 7),
             8 => tensor.to_float = None,
-            // A view that repeats what it has.
+            // A view that repeats its elements.
             9 => tensor.nb[input.below(4)] = 0,
             10 => tensor.ne[input.below(4)] = 1 << (input.byte() % 40),
             _ => {}
@@ -115,15 +116,14 @@ fn tensor(
             } else {
                 offset
             };
-            // The border itself checks that it is in the buffer.
+            // The backend itself checks that the tensor is in the buffer.
             (
                 buffer.tensor(tensor, offset % (buffer.bytes + 1), tensor.role),
                 true,
             )
         }
         _ => {
-            // The default type of Rockchip's devices is host memory, without a buffer of the
-            // library.
+            // Rockchip devices use host memory by default, without one of the library's buffers.
             let default = if device == RK {
                 NPU_PLACE_DEVICE
             } else {
@@ -166,7 +166,7 @@ fn any_node(
             input.word().cast_signed()
         };
     }
-    // Mostly a result that an operation could have.
+    // In most cases, gives the node a result shape that the operation could have.
     if let (Some(first), 1..) = (src.first(), input.byte() % 4) {
         node.dst.ne = first.ne;
         if let (true, Some(second)) = (op == c"MUL_MAT", src.get(1)) {
@@ -185,8 +185,8 @@ fn any_node(
         }
     }
     node.feeds_next = input.byte().is_multiple_of(4);
-    // The CPU, too, would compute for minutes. Weights may be as large as they say: their results
-    // are not.
+    // The CPU backend would also compute for minutes. Only weights may be large, because results do
+    // not grow with all of their elements.
     let elements = |tensor: &Tensor| (tensor.ne.iter()).fold(1, |all, n| n.saturating_mul(all));
     let weights = usize::from(matches!(op.to_bytes(), b"MUL_MAT" | b"MUL_MAT_ID"));
     let others = node.src.iter().skip(weights).chain([&node.dst]);
@@ -194,7 +194,7 @@ fn any_node(
     (node, fits)
 }
 
-/// A product that every device computes right, whatever it was asked before.
+/// A product that every device computes correctly after any earlier calls.
 struct Product {
     device: usize,
     weights: Weights,
@@ -205,11 +205,12 @@ struct Product {
 
 /// The memory of a product's weights.
 enum Weights {
-    /// They are packed when they are written.
+    /// Weights that are packed when they are written.
     Packed(Buffer),
-    /// Memory of the default type, which the CPU uses, too; they are written before each product.
+    /// Weights in memory of the default type, which the CPU uses, too. They are written before each
+    /// product.
     Shared(Buffer),
-    /// The same, of a device whose default type is host memory.
+    /// The same, for a device whose default type is host memory.
     Host(Box<[u16; K * K]>),
 }
 
@@ -357,7 +358,7 @@ fn run(input: &mut Input) {
                 };
                 let offset = tensor.data.addr().wrapping_sub(buffer.at(0).addr());
                 let span = tensor.span().unwrap_or(usize::MAX);
-                // The tensor is in the buffer, says the contract.
+                // The function's contract requires that the tensor is in the buffer.
                 if tensor.buffer != buffer.raw
                     || offset.saturating_add(span) > buffer.bytes
                     || span == 0
@@ -392,7 +393,7 @@ fn run(input: &mut Input) {
                 let (node, _) = any_node(input, device, &buffers, &mut memory);
                 let _ = supports(device, &node);
                 let _ = alloc_size(device, &node.src[0]);
-                // SAFETY: valid, with all that it points to.
+                // SAFETY: the graph is valid, with all that it points to.
                 let _ = unsafe { npu_prefers_cpu(device, (&raw const node).cast()) };
             }
             8..=11 => {

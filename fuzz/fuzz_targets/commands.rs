@@ -1,4 +1,4 @@
-//! Feeds arbitrary bytes to the DSP's command loop, as a host would that is broken or worse.
+//! Feeds arbitrary bytes to the DSP's command loop, as a broken or hostile host would.
 //!
 //! ```text
 //! input = { record }    record = kind, then
@@ -12,7 +12,7 @@
 //! A command of kind 4 and more may be one of two alike in a list. After each record the ring is
 //! served. Four buffers are mapped; the first two hold zeros or any numbers, and the fourth small
 //! integers, which choose experts and rows. `cargo fuzz run commands` in this folder's parent;
-//! without cargo-fuzz, see README.md beside it.
+//! without cargo-fuzz, see the README.md there.
 
 #![no_main]
 
@@ -65,7 +65,7 @@ impl Platform for System {
     fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
         let base = usize::try_from(fd).ok().and_then(|i| self.buffers.get(i));
         let base = *base.filter(|_| bytes <= BYTES).ok_or(MAP_REFUSED)?;
-        // SAFETY: that long, never freed, and used by the loop only.
+        // SAFETY: the memory has this length, is never freed, and only the loop uses it.
         unsafe { Mapped::new(base, base, bytes) }.ok_or(MAP_REFUSED)
     }
 
@@ -75,7 +75,7 @@ impl Platform for System {
         if fd != RING_FD || bytes > layout().bytes() {
             return None;
         }
-        // SAFETY: that long, never freed, and used by words only.
+        // SAFETY: the memory has this length, is never freed, and is accessed by words only.
         unsafe { Shared::new(self.ring, bytes) }
     }
 
@@ -88,7 +88,7 @@ impl Platform for System {
     }
 
     fn time_us(&mut self) -> u64 {
-        // Large steps: waiting for room must end.
+        // In large steps, so that waiting for room ends soon.
         self.now += 1000;
         self.now
     }
@@ -191,7 +191,7 @@ fn run(memory: &Memory, mut data: &[u8]) {
     });
     let is_zero = numbers % 2 == 0;
     for (index, buffer) in memory.buffers.into_iter().enumerate() {
-        // SAFETY: that long, and nobody uses it now.
+        // SAFETY: the buffer has this length, and nothing uses it now.
         let words = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u32>(), BYTES / 4) };
         for word in words {
             numbers = numbers.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -205,7 +205,7 @@ fn run(memory: &Memory, mut data: &[u8]) {
     let bytes = layout().bytes();
     // SAFETY: as above.
     unsafe { memory.ring.write_bytes(0, bytes) };
-    // SAFETY: that long, never freed, and used by words only.
+    // SAFETY: the memory has this length, is never freed, and is accessed by words only.
     let ring = unsafe { Shared::new(memory.ring, bytes) }.expect("aligned");
     ring.write(
         0,
@@ -287,7 +287,7 @@ fn run(memory: &Memory, mut data: &[u8]) {
                     let list = memory.buffers[3]
                         .wrapping_add(offset)
                         .cast::<[Command; 2]>();
-                    // SAFETY: the end of the buffer, which is aligned, and nobody uses it now.
+                    // SAFETY: the end of the buffer, which is aligned, and nothing uses it now.
                     unsafe { list.write([command; 2]) };
                     let list = List {
                         buffer: 3,

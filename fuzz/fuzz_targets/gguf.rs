@@ -1,5 +1,5 @@
-//! Any bytes are refused as a GGUF, or read as one whose tensors are in the file, apart from each
-//! other.
+//! Any bytes are refused as a GGUF, or read as one whose tensors are inside of the file and do not
+//! overlap.
 #![no_main]
 
 use ggml_rust_npu::gguf::Header;

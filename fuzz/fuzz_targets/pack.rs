@@ -1,7 +1,7 @@
-//! Any bytes are refused as a pack file, or read as one whose payloads are in the file, apart from
-//! each other; and a weight that is taken from it has the bytes of the file, whatever happens to
-//! the file meanwhile. The hash of the head is made to fit, as are the lengths, and every other
-//! time the hashes of the tensors, so that what is behind these checks is reached.
+//! Any bytes are refused as a pack file, or read as one whose payloads are inside the file and do
+//! not overlap. A weight that is read from it has the file's bytes, whatever happens to the file
+//! meanwhile. The hash of the head and the lengths are corrected in the input, and every other time
+//! the hashes of the tensors, so that the code after these checks is reached.
 #![no_main]
 
 use std::fs::{self, OpenOptions};
@@ -30,7 +30,7 @@ static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
     folder.join(format!("ggml-rust-npu-fuzz-{}.npu", std::process::id()))
 });
 
-/// The number at an offset, if it is there and small.
+/// The number at an offset, if the offset is inside of the bytes and the number is small.
 fn number(bytes: &[u8], at: usize) -> Option<usize> {
     let number = u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?);
     usize::try_from(number)
@@ -38,7 +38,7 @@ fn number(bytes: &[u8], at: usize) -> Option<usize> {
         .filter(|number| *number <= FILE_BYTES)
 }
 
-/// Makes the lengths and the hash of the head fit.
+/// Corrects the lengths and the hash of the head.
 fn mend_head(bytes: &mut Vec<u8>) {
     if let (Some(table), Some(file)) = (number(bytes, 24), number(bytes, 32)) {
         bytes.resize(file, 0);
@@ -49,7 +49,7 @@ fn mend_head(bytes: &mut Vec<u8>) {
     }
 }
 
-/// Puts `new` in the place of `old` where the table names it first.
+/// Replaces `old` by `new` where the table names it first.
 fn replace(bytes: &mut [u8], table: usize, old: u128, new: u128) {
     let (old, new) = (old.to_le_bytes(), new.to_le_bytes());
     let end = HEAD_BYTES + table;
@@ -75,7 +75,7 @@ fn source(entry: &Entry) -> Option<Vec<u8>> {
     (bytes <= FILE_BYTES).then(|| vec![0x5a; bytes])
 }
 
-/// Makes the hashes of the tensors those of their payloads and sources.
+/// Sets the hashes of the tensors to those of their payloads and sources.
 fn mend_tensors(bytes: &mut Vec<u8>, entries: &[Entry]) {
     let table = number(bytes, 24).unwrap();
     for entry in entries {
@@ -173,7 +173,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     if decisions & 1 != 0 {
         mend_tensors(&mut bytes, &table.entries);
-        // A hash may be the text of a name: then it is another file, or none.
+        // The mended bytes may also occur as a name. Then it is another file, or none.
         let Ok(mended) = PackTable::parse(&bytes) else {
             return;
         };

@@ -1,5 +1,5 @@
 //! Both ends of the command ring in one process: the host's [`Ring`] and the DSP's [`Server`], in
-//! any order of steps. While the server looks at its clock or waits, the host goes on.
+//! any order of steps. While the server reads its clock or waits, the host continues.
 //!
 //! ```text
 //! input = slots, { step }     step = kind, then
@@ -36,7 +36,7 @@ use libfuzzer_sys::fuzz_target;
 
 const RING_FD: i32 = 100;
 
-/// Most steps of the host while the DSP is in one call: it must not be kept there for ever.
+/// Most steps of the host while the DSP is in one call, which must not last for ever.
 const STEPS: u32 = 4096;
 
 /// A line of the ring.
@@ -50,7 +50,7 @@ struct Words(Rc<[Line]>);
 impl SharedWords for Words {
     fn words(&self) -> &[AtomicU32] {
         let words = self.0.as_ptr().cast::<AtomicU32>();
-        // SAFETY: lines are arrays of words, one after another.
+        // SAFETY: lines are arrays of words, and are contiguous.
         unsafe { std::slice::from_raw_parts(words, self.0.len() * 32) }
     }
 
@@ -63,14 +63,14 @@ impl SharedWords for Words {
     }
 }
 
-/// The host's end, and what it knows.
+/// The host's end, with its own record of the ring.
 struct Host {
     input: Vec<u8>,
     at: usize,
     ring: Ring<Words>,
     memory: Words,
     sequence: u64,
-    /// Fences that were published, or not yet, and not collected.
+    /// Fences that were written, whether published or not, and are not collected.
     written: VecDeque<u64>,
     published: VecDeque<u64>,
     is_damaged: bool,
@@ -164,8 +164,8 @@ impl Platform for System {
             return None;
         }
         let base = host.memory.0.as_ptr().cast_mut().cast();
-        // SAFETY: that long, kept by the host, which the server does not outlive, and used by words
-        // only.
+        // SAFETY: the host keeps memory of this length and outlives the server; it is accessed by
+        // words only.
         unsafe { Shared::new(base, bytes) }
     }
 
@@ -236,7 +236,7 @@ fuzz_target!(|bytes: &[u8]| {
         matrix: 1,
     };
     server.start(&start).expect("the ring is in order");
-    // Returns whether the DSP can be called again.
+    // Returns `true` if the DSP can be called again.
     let mut serve = || {
         server.platform().steps = 0;
         let result = server.serve(&Serve {
@@ -261,7 +261,7 @@ fuzz_target!(|bytes: &[u8]| {
     if host.borrow().is_damaged {
         return;
     }
-    // What was published comes back.
+    // Every published command must come back.
     while !host.borrow().published.is_empty() {
         if !serve() {
             return;

@@ -1,5 +1,6 @@
-//! Any text as variables, rules, fault lists and as the file of settings: understood, or refused
-//! with the words that say what is wrong. What is understood means what it says.
+//! Any text as variables, rules, fault lists and as the settings file: it is understood, or refused
+//! with a message that names the fault. A setting that is understood must have its documented
+//! meaning.
 //!
 //! ```text
 //! input = kind, then
@@ -36,8 +37,8 @@ fn values_of(settings: &Settings) -> Vec<Option<usize>> {
         .collect()
 }
 
-/// A file that is understood stays so when a chip's setting is written to it, and nothing else
-/// changes.
+/// If a text is understood, it is still understood after a chip's setting was written to it, and
+/// nothing else changes.
 fn settings(text: &str) {
     let Ok(settings) = Settings::parse(text) else {
         return;
@@ -53,7 +54,7 @@ fn settings(text: &str) {
     }
 }
 
-/// A rule that decides is one that is there.
+/// A rule that decides must be one of the given rules.
 fn rules(text: &str) {
     let (list, names) = text
         .split_once('\n')
@@ -75,7 +76,7 @@ fn variables(input: &mut Input) {
     while !input.is_empty() {
         let name = input.one_of(&names);
         let value = OsString::from_vec(input.until(255).to_vec());
-        // A file of the machine is not this target's.
+        // Settings files of the machine are not part of this target.
         if !name.ends_with("_CONFIG") {
             values.insert(name, value);
         }

@@ -1,4 +1,4 @@
-//! The C border as C sees it: the structs of `include/npu.h` with every field open, buffers and
+//! The C interface as C sees it: the structs of `include/npu.h` with every field open, buffers and
 //! streams that free themselves, and both families' stand-ins under strict coherence.
 
 use std::ffi::{CStr, c_char, c_void};
@@ -52,7 +52,7 @@ pub struct Node {
 const _: () = assert!(size_of::<Node>() == size_of::<NpuNode>());
 
 impl Tensor {
-    /// The tensor that is not there.
+    /// A tensor that is absent.
     pub const NONE: Self = Self {
         dtype: NPU_DTYPE_NONE,
         format: NPU_FORMAT_NONE,
@@ -68,7 +68,7 @@ impl Tensor {
         name: c"none".as_ptr(),
     };
 
-    /// A tensor of a type, without gaps; its memory is the caller's to fill in.
+    /// A tensor of a type, without gaps. The caller fills in its memory.
     #[must_use]
     pub fn dense(kind: Kind, ne: [usize; 4]) -> Self {
         let row = ne[0].div_ceil(kind.block_elems as usize) * kind.block_bytes as usize;
@@ -91,8 +91,8 @@ impl Tensor {
         }
     }
 
-    /// Elements and bytes of a block, as the library counts them: its own numbers for plain types,
-    /// whatever the fields say.
+    /// Elements and bytes of a block, as the library counts them: for plain types it uses its own
+    /// numbers and ignores the fields.
     #[must_use]
     pub fn block(&self) -> (u64, u64) {
         match self.dtype {
@@ -170,9 +170,9 @@ macro_rules! to_float {
         $(
             unsafe extern "C" fn $function(src: *const c_void, dst: *mut f32, n: i64) {
                 let n = usize::try_from(n).expect("a length");
-                // SAFETY: as many blocks as `n` elements have, says the caller.
+                // SAFETY: the caller guarantees as many blocks as `n` elements need.
                 let blocks = unsafe { std::slice::from_raw_parts(src.cast::<u8>(), n / $elems * $bytes) };
-                // SAFETY: that long, says the caller.
+                // SAFETY: the caller guarantees this length.
                 let out = unsafe { std::slice::from_raw_parts_mut(dst, n) };
                 let known: &dyn Dequantize = dequantize::of($dtype).expect("a quantized type");
                 known.dequantize(blocks, out);
@@ -200,18 +200,18 @@ pub const I64: Kind = plain(NPU_DTYPE_I64, 8, c"i64");
 pub const Q4_0: Kind = blocks(NPU_FORMAT_Q4_0, 32, 18, q4_0, c"q4_0");
 /// Q8_0.
 pub const Q8_0: Kind = blocks(NPU_FORMAT_Q8_0, 32, 34, q8_0, c"q8_0");
-/// Q6_K, which devices have no layout for.
+/// Q6_K, for which the devices of this target have no layout.
 pub const Q6_K: Kind = blocks(NPU_FORMAT_NONE, 256, 210, q6_k, c"q6_k");
 
 extern "C" fn log(_level: u32, text: *const c_char) {
     if std::env::var_os("FUZZ_LOG").is_some() {
-        // SAFETY: a text of ours, which ends in NUL.
+        // SAFETY: a text of this crate, which ends in NUL.
         eprintln!("{}", unsafe { CStr::from_ptr(text) }.to_string_lossy());
     }
 }
 
-/// Starts both devices, once, as the environment says: another chip of the same family, another way
-/// to keep weights.
+/// Starts both devices, once. The environment may choose another chip of the same family, or
+/// whether weights are kept.
 ///
 /// # Panics
 /// If one of them does not start.
@@ -222,11 +222,11 @@ pub fn start() {
             ("GGML_RUST_NPU_SIM", "rk3588,hexagon-v75"),
             ("GGML_RUST_NPU_SIM_COHERENCE", "strict"),
             ("GGML_RUST_NPU_LOG", "warn"),
-            // Weights are read back, and the CPU has no part of them here.
+            // The targets read weights back, and the CPU takes no part in the graphs.
             ("GGML_RUST_NPU_KEEP", "on"),
         ] {
             if std::env::var_os(name).is_none() {
-                // SAFETY: nothing else runs yet.
+                // SAFETY: no other thread runs yet.
                 unsafe { std::env::set_var(name, value) };
             }
         }
@@ -245,7 +245,7 @@ pub struct Buffer {
     pub device: usize,
     /// Bytes.
     pub bytes: usize,
-    /// It is memory that the CPU uses, too.
+    /// The memory is used by the CPU, too.
     pub is_shared: bool,
 }
 
@@ -265,7 +265,7 @@ impl Buffer {
     /// The address of a byte.
     #[must_use]
     pub fn at(&self, offset: usize) -> *mut c_void {
-        // SAFETY: alive.
+        // SAFETY: the object is alive.
         unsafe { npu_buffer_base(self.raw) }.wrapping_byte_add(offset)
     }
 
@@ -288,13 +288,13 @@ impl Buffer {
     /// Writes a part of a tensor.
     pub fn set(&self, tensor: &Tensor, bytes: &[u8], offset: usize) -> u32 {
         let (tensor, data) = (std::ptr::from_ref(tensor).cast(), bytes.as_ptr().cast());
-        // SAFETY: alive, and of that size.
+        // SAFETY: the buffer is alive and has that size.
         unsafe { npu_buffer_set(self.raw, tensor, data, offset, bytes.len()) }
     }
 
     /// Fills a part of a tensor.
     pub fn fill(&self, tensor: &Tensor, value: u8, offset: usize, size: usize) -> u32 {
-        // SAFETY: alive.
+        // SAFETY: the object is alive.
         unsafe {
             npu_buffer_fill(
                 self.raw,
@@ -310,21 +310,21 @@ impl Buffer {
     pub fn get(&self, tensor: &Tensor, offset: usize, size: usize) -> (u32, Vec<u8>) {
         let mut out = vec![0; size];
         let (tensor, data) = (std::ptr::from_ref(tensor).cast(), out.as_mut_ptr().cast());
-        // SAFETY: alive, and of that size.
+        // SAFETY: the buffer is alive and has that size.
         let status = unsafe { npu_buffer_get(self.raw, tensor, data, offset, size) };
         (status, out)
     }
 
     /// Fills all of it.
     pub fn clear(&self, value: u8) {
-        // SAFETY: alive.
+        // SAFETY: the object is alive.
         unsafe { npu_buffer_clear(self.raw, value) };
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: from `npu_buffer_new`, and not used after this.
+        // SAFETY: `npu_buffer_new` returned it, and nothing uses it after this.
         unsafe { npu_buffer_free(self.raw) };
     }
 }
@@ -333,7 +333,7 @@ impl Drop for Buffer {
 pub struct Stream(*mut NpuBackend);
 
 impl Stream {
-    /// Makes one.
+    /// Makes a stream on the device with this number.
     #[must_use]
     pub fn new(device: usize) -> Self {
         Self(npu_backend_new(device))
@@ -341,7 +341,7 @@ impl Stream {
 
     /// Computes a graph.
     pub fn compute(&self, uid: u64, nodes: &[Node]) -> u32 {
-        // SAFETY: alive, and so is all that the nodes point to, says the caller.
+        // SAFETY: alive; the caller guarantees the same for everything that the nodes point to.
         unsafe { npu_backend_compute(self.0, uid, nodes.as_ptr().cast(), nodes.len()) }
     }
 
@@ -356,7 +356,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: from `npu_backend_new`, and not used after this.
+        // SAFETY: `npu_backend_new` returned it, and nothing uses it after this.
         unsafe { npu_backend_free(self.0) };
     }
 }
@@ -368,15 +368,15 @@ pub fn supports(device: usize, node: &Node) -> bool {
     unsafe { npu_supports_op(device, std::ptr::from_ref(node).cast()) }
 }
 
-/// Says that host memory of the device's default type is about to be freed.
+/// Tells a device that host memory of its default type is about to be freed.
 pub fn free(device: usize, memory: &[u64]) {
     npu_host_memory_freed(device, memory.as_ptr().cast(), size_of_val(memory));
 }
 
-/// Bytes that a tensor takes in a packed buffer.
+/// Bytes that a tensor occupies in a packed buffer.
 #[must_use]
 pub fn alloc_size(device: usize, tensor: &Tensor) -> usize {
-    // SAFETY: valid, with its name.
+    // SAFETY: the tensor and its name are valid.
     unsafe { npu_packed_alloc_size(device, std::ptr::from_ref(tensor).cast()) }
 }
 

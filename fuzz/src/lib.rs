@@ -1,4 +1,4 @@
-//! Shared by the fuzz targets: decisions from bytes, and the C border as C sees it.
+//! Shared by the fuzz targets: decisions from bytes, and the C interface as C sees it.
 
 pub mod border;
 
@@ -16,7 +16,8 @@ pub fn check_message(error: &dyn std::error::Error) {
     assert!(!text.contains(char::is_control), "{text:?}");
 }
 
-/// Bytes that decide. When none are left, every decision is zero, so each input ends.
+/// Bytes that determine the decisions of a run. After the last byte every decision is zero, so each
+/// input ends.
 #[derive(Debug)]
 pub struct Input<'a>(&'a [u8]);
 
@@ -67,12 +68,12 @@ impl<'a> Input<'a> {
     /// One of `all`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If `all` is empty.
     pub fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.below(all.len())]
     }
 
-    /// Bytes up to the next `end`, which is taken, or all that are left.
+    /// Returns the bytes up to the next `end`, which is consumed, or all bytes that are left.
     pub fn until(&mut self, end: u8) -> &'a [u8] {
         let all = self.0;
         let length = all.iter().position(|byte| *byte == end);

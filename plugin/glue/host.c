@@ -1,9 +1,9 @@
 // Functions of ggml that are found at run time.
 //
-// A plugin that left them to the dynamic linker would need to name the library
-// that has them, and the names differ: libggml-base.so, libggml-base.so.0, a
-// name with a hash, or no library at all. So each function that the glue calls
-// is defined here, and calls the one that plugin_import_set() was given.
+// The dynamic linker could only find ggml's functions in a library of a known
+// name, but the names differ: libggml-base.so, libggml-base.so.0, a name with a
+// hash, or no library at all. So this file defines each function that the glue
+// calls, and calls the one that was passed to plugin_import_set().
 
 #include "host.h"
 
@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-// X(type, name, parameters, arguments) for each function with a result.
+// X(type, name, parameters, arguments) for each function that returns a value.
 #define IMPORTS(X)                                                             \
   X(ggml_backend_buffer_type_t, ggml_backend_cpu_buffer_type, (void), ())      \
   X(ggml_backend_buffer_t, ggml_backend_buft_alloc_buffer,                     \
@@ -137,7 +137,7 @@
   X(enum ggml_glu_op, ggml_get_glu_op, (const struct ggml_tensor *tensor),     \
     (tensor))
 
-// The same for those without a result.
+// The same for functions that return nothing.
 #define VOID_IMPORTS(X)                                                        \
   X(void, ggml_backend_free, (ggml_backend_t backend), (backend))              \
   X(void, ggml_backend_buffer_free, (ggml_backend_buffer_t buffer), (buffer))  \
@@ -153,13 +153,13 @@
     (struct ggml_cgraph * graph, struct ggml_tensor * tensor),                 \
     (graph, tensor))
 
-// Those that are defined one by one below.
+// Functions that are defined one by one below.
 #define OTHER_IMPORTS(X)                                                       \
   X(, ggml_abort, , )                                                          \
   X(, ggml_log_internal, , )
 
-// The first is newer than the oldest ggml that the plugin works with; the
-// others are in the library above the one with all the others.
+// The first is newer than the oldest ggml that the plugin works with. The
+// others are in another library than the rest, on top of it.
 #define OPTIONAL_IMPORTS(X)                                                    \
   X(, ggml_prec_set_acc, , )                                                   \
   X(, ggml_backend_dev_by_type, , )                                            \
@@ -228,11 +228,11 @@ ggml_backend_t ggml_backend_init_by_type(enum ggml_backend_dev_type type,
              : host.ggml_backend_init_by_type(type, params);
 }
 
-// The bytes that hold most lines without memory from malloc().
+// Enough bytes for most lines, so that they need no malloc().
 enum { LINE_BYTES = 1024 };
 
-// Returns the text of a line: in `room` if it fits, or in memory for the caller
-// to free. Without memory it is cut and ends in a newline.
+// Formats a line: into `room` if it fits, otherwise into memory that the caller
+// frees. If there is no memory, the line is cut and ends in a newline.
 static char *format_line(char room[LINE_BYTES], const char *format,
                          va_list arguments) {
   va_list again;

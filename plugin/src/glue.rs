@@ -22,7 +22,7 @@ unsafe extern "C" {
 /// Returns the name of the function that the glue calls at `index`.
 fn import_name(index: usize) -> Option<&'static CStr> {
     let name = plugin_import_name(index);
-    // SAFETY: a constant that ends in NUL, unless it is NULL.
+    // SAFETY: the pointer is NULL, or to a constant that ends in NUL.
     (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
 }
 
@@ -48,8 +48,9 @@ pub fn bind(host: &Host, version: &str) -> Result<(), String> {
     let bound = BOUND.get_or_init(|| {
         for (index, address) in addresses.iter().enumerate() {
             let address = std::ptr::with_exposed_provenance_mut(*address);
-            // SAFETY: the program's function of this name, whose signature is that of the headers
-            // in all versions that get here. The glue is not called before this returns.
+            // SAFETY: the address is that of the program's function of this name. Its signature is
+            // the one in the headers in all versions that are accepted. The glue is called only
+            // after this loop.
             unsafe { plugin_import_set(index, address) };
         }
         addresses.clone()
@@ -63,8 +64,8 @@ pub fn bind(host: &Host, version: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the name of the first struct or number of the program's ggml that is not as the glue was
-/// compiled for. `bind` comes first.
+/// Returns the name of the first struct or number of the program's ggml that differs from that for
+/// which the glue was compiled. `bind` has to be called before.
 pub fn differs(api: Api) -> Option<String> {
     let name = match api {
         // SAFETY: all functions are set, and ggml's version is one of those with these signatures.
@@ -75,12 +76,13 @@ pub fn differs(api: Api) -> Option<String> {
     if name.is_null() {
         return None;
     }
-    // SAFETY: a constant that ends in NUL.
+    // SAFETY: the string is a constant that ends in NUL.
     let name = unsafe { CStr::from_ptr(name) };
     Some(name.to_string_lossy().into_owned())
 }
 
-/// Asks the program's ggml where operations keep their parameters. `differs` comes first.
+/// Finds out from the program's ggml where operations keep their parameters. `differs` has to be
+/// called before.
 pub fn prove_params(api: Api) {
     match api {
         // SAFETY: all functions are set, and the structs agree.
@@ -113,8 +115,8 @@ mod tests {
 
     static LINES: Mutex<Vec<CString>> = Mutex::new(Vec::new());
 
-    /// Stands for ggml's function, which has `...` in place of `text`: arguments of either kind are
-    /// passed alike on the systems that the plugin is for.
+    /// Replaces ggml's function, which has `...` instead of `text`. On the systems that the plugin
+    /// supports, arguments of both kinds are passed in the same way.
     extern "C" fn program_log(_: c_int, format: *const c_char, text: *const c_char) {
         // SAFETY: the plugin passes strings that end in NUL.
         let [format, text] = [format, text].map(|text| unsafe { CStr::from_ptr(text) });
@@ -123,7 +125,7 @@ mod tests {
         lines.push(text.to_owned());
     }
 
-    /// Lines of 1024 bytes and more lost their end, and with it the newline.
+    /// Regression: lines of 1024 bytes and more lost their end, and with it the newline.
     #[test]
     fn a_line_of_any_length_gets_to_the_program_whole() {
         let is_log = |index: &usize| import_name(*index) == Some(c"ggml_log_internal");

@@ -21,13 +21,13 @@ pub enum Level {
 
 /// A place to look for ggml's functions.
 pub struct Host {
-    // Never closed: the program has it open as long as it can call the plugin.
+    // Never closed, because the program keeps it open for as long as it can call the plugin.
     library: ManuallyDrop<Library>,
 }
 
 impl Host {
-    /// Returns the ggml with the code at `caller`: the library that has it together with those that
-    /// it needs, or what is in global scope, which includes the program itself.
+    /// Returns the ggml that contains the code at `caller`: the calling library together with the
+    /// libraries that it needs, or the global scope, which includes the program itself.
     ///
     /// Other places are not searched: a process may have several copies of ggml.
     pub fn of(caller: *const c_void) -> Option<Self> {
@@ -43,8 +43,8 @@ impl Host {
 
     /// Returns the address of a function.
     pub fn address(&self, name: &CStr) -> Option<*mut c_void> {
-        // SAFETY: nothing is called, and a type of any other size than a pointer's would fail to
-        // compile below.
+        // SAFETY: nothing is called; the code below compiles only if the type has the size of a
+        // pointer.
         let symbol = unsafe { self.library.get::<*mut c_void>(name.to_bytes_with_nul()) };
         let address = *symbol.ok()?;
         (!address.is_null()).then_some(address)
@@ -59,7 +59,7 @@ impl Host {
         };
         // SAFETY: the function reads a constant.
         let text = unsafe { version() };
-        // SAFETY: it returns a constant that ends in NUL.
+        // SAFETY: the function returns a constant that ends in NUL.
         let text = unsafe { CStr::from_ptr(text) };
         Some(text.to_string_lossy().into_owned())
     }
@@ -73,11 +73,11 @@ impl Host {
         };
         // SAFETY: the signature of this function in all versions that have it.
         let by_name = unsafe { std::mem::transmute::<*mut c_void, ByName>(address) };
-        // SAFETY: a string that ends in NUL.
+        // SAFETY: the string ends in NUL.
         !unsafe { by_name(name.as_ptr()) }.is_null()
     }
 
-    /// Writes a line where the program's other lines go.
+    /// Writes a line to the log of the program's ggml.
     pub fn log(&self, level: Level, line: &str) {
         type Log = unsafe extern "C" fn(level: c_int, format: *const c_char, ...);
         let text = format!("ggml-rust-npu: {line}\n").replace('\0', " ");

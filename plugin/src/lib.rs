@@ -11,9 +11,10 @@
 //! under different names, or in themselves, and some hide it from libraries that they load. It
 //! exports `ggml_backend_init` alone.
 //!
-//! Numbers of operations and layouts of structs changed in ggml without a new version of the API.
-//! So what the known versions have in common is asked of the program's ggml before any device is
-//! opened. A newer version is asked where operations keep their parameters, too.
+//! Numbers of operations and layouts of structs have changed in ggml without a new version of the
+//! API. So before any device is opened, the plugin checks that the program's ggml agrees with the
+//! facts that the known versions share. With a newer version it also checks where operations keep
+//! their parameters.
 #![expect(
     unsafe_code,
     reason = "ggml calls it, and it calls the glue, which is C"
@@ -40,11 +41,11 @@ use host::{Host, Level};
 /// plugin does not know the program's ggml.
 ///
 /// # Safety
-/// ggml is the caller: the functions that it has are called as ggml's.
+/// Only ggml calls this function, and the functions of ggml that it uses have ggml's types.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ggml_backend_init() -> *mut c_void {
-    // The address to return to says who calls.
+    // The return address shows which library called.
     #[cfg(target_arch = "x86_64")]
     std::arch::naked_asm!("mov rdi, [rsp]", "jmp {}", sym registry_entry);
     #[cfg(target_arch = "aarch64")]
@@ -61,7 +62,7 @@ extern "C" fn registry_entry(caller: *const c_void) -> *mut c_void {
             return null_mut();
         };
         load(&host).unwrap_or_else(|line| {
-            // A program that loads its backends a second time gets the same answer.
+            // A program that loads its backends a second time must get the same answer.
             static SAID: Mutex<String> = Mutex::new(String::new());
             let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
             if *said != line {
@@ -74,7 +75,7 @@ extern "C" fn registry_entry(caller: *const c_void) -> *mut c_void {
     .unwrap_or(null_mut())
 }
 
-/// Returns what the user wants of a ggml that is newer than the known versions.
+/// Returns how the user wants to treat a ggml that is newer than the known versions.
 ///
 /// # Errors
 /// A line that names the first variable that is not understood.
@@ -91,7 +92,7 @@ fn load(host: &Host) -> Result<*mut c_void, String> {
         Fit::Known(api) => (api, false),
         Fit::Newer(api) => (api, true),
     };
-    // Both would open the same devices, and each NPU would be there twice.
+    // Both would open the same devices, so each NPU would be listed twice.
     if !LOADED.load(Ordering::Relaxed) && host.has_backend(c"RUST_NPU") {
         return Err(format!(
             "this program has the backend RUST_NPU already, built in or from another file: {} is left out",

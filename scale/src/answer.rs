@@ -17,7 +17,7 @@ pub use self::extract::extract;
 use self::expression::{POINTS, evaluate};
 use self::normalize::clean;
 
-/// Digits after the point to which decimal fractions are compared.
+/// Digits after the decimal point that are compared.
 ///
 /// SOURCE: `float_rounding` of `math_verify.verify`, math-verify 0.9.0.
 const DECIMALS: i32 = 6;
@@ -34,7 +34,8 @@ enum Structure {
     Ordered(char, char, Vec<Answer>),
     /// Parts in any order: a set.
     Unordered(Vec<Answer>),
-    /// An equation or an inequality, as left minus right: that is 0, less, or not more.
+    /// An equation or an inequality, as left side minus right side, which is zero, negative, or not
+    /// positive.
     Relation(Sign, [f64; POINTS]),
     /// Anything else is compared as text.
     Text,
@@ -50,7 +51,7 @@ enum Sign {
 #[derive(Clone, Debug)]
 struct Quantity {
     values: [f64; POINTS],
-    /// An integer of any length, which a floating-point number may not tell from its neighbours.
+    /// An integer of any length, which a floating-point number may not represent exactly.
     integer: Option<i128>,
     /// Written with a decimal point.
     is_decimal: bool,
@@ -82,7 +83,8 @@ impl Answer {
         }
     }
 
-    /// Reads an answer inside of `depth` others, and counts it among the parts that it may have.
+    /// Reads an answer that is nested in `depth` others, and subtracts its parts from the number
+    /// that is allowed.
     fn inner(text: &str, depth: usize, parts_left: &Cell<usize>) -> Self {
         let text = clean(text);
         parts_left.set(parts_left.get().saturating_sub(1));
@@ -110,7 +112,8 @@ impl Answer {
             (Structure::Ordered(open, close, a), Structure::Ordered(open_b, close_b, b)) => {
                 (open, close) == (open_b, close_b) && same_list(a, b)
             }
-            // A list without brackets is a set; a set of one element is the element.
+            // Without brackets a list was parsed as a set. A set of one element is equal to the
+            // element.
             (Structure::Ordered('(', ')', a), Structure::Unordered(b))
             | (Structure::Unordered(b), Structure::Ordered('(', ')', a)) => same_list(a, b),
             (Structure::Unordered(set), Structure::Quantity(_)) => {
@@ -138,7 +141,7 @@ impl Quantity {
             let mut pairs = self.values.iter().zip(&other.values);
             pairs.all(|(a, b)| close(a * scale, *b))
         };
-        // 9 % is taken for 9, too.
+        // 9 may stand for 9 %, too.
         same(1.0)
             || (self.is_percent && !other.is_percent && same(100.0))
             || (other.is_percent && !self.is_percent && same(0.01))
@@ -155,7 +158,7 @@ fn same_list(a: &[Answer], b: &[Answer]) -> bool {
 }
 
 fn same_set(a: &[Answer], b: &[Answer]) -> bool {
-    // Each pair is compared once: twice would be twice at each level of nesting.
+    // Each pair is compared once: comparing twice would double the work at each level of nesting.
     let mut found = vec![false; b.len()];
     let is_found = |x: &Answer| {
         let mut any = false;
@@ -178,14 +181,15 @@ fn proportional(a: &[f64; POINTS], b: &[f64; POINTS], any: bool) -> bool {
         && pairs.all(|(a, b)| (a - ratio * b).abs() <= EXACT * a.abs().max(EXACT))
 }
 
-/// Deepest nesting of lists and sets. What is deeper is compared as text.
+/// Deepest nesting of lists and sets. Deeper ones are compared as text.
 const MAX_DEPTH: usize = 20;
 
 /// Longest answer that is not compared as text.
 const MAX_BYTES: usize = 4096;
 
-/// Most parts of all lists and sets of an answer that is not compared as text: sets take time with
-/// the square of their parts, and each `\pm` doubles what is inside of it.
+/// Most parts that all lists and sets of an answer may have together; otherwise it is compared as
+/// text. The time for sets grows with the square of their parts, and each `\pm` doubles the parts
+/// inside.
 const MAX_PARTS: usize = 1024;
 
 fn form(text: &str, depth: usize, parts_left: &Cell<usize>) -> Structure {
@@ -241,7 +245,7 @@ fn form(text: &str, depth: usize, parts_left: &Cell<usize>) -> Structure {
     }
     let sides = split(text, '=');
     if let [left, right] = sides.as_slice() {
-        // x = 5 is the answer 5; so is f(x) = 5.
+        // "x = 5" is the answer 5, and so is "f(x) = 5".
         if is_name(left) {
             return form(right.trim(), depth + 1, parts_left);
         }
@@ -250,7 +254,7 @@ fn form(text: &str, depth: usize, parts_left: &Cell<usize>) -> Structure {
             Structure::Relation(Sign::Zero, values)
         });
     }
-    // A calculation ends with its result.
+    // The last side of a calculation is its result.
     if let [_, .., last] = sides.as_slice() {
         return form(last.trim(), depth + 1, parts_left);
     }

@@ -5,16 +5,16 @@ use crate::answer::Answer;
 /// A solution as a vote sees it.
 #[derive(Clone, Debug)]
 pub struct Ballot {
-    /// Its answer, if it has any.
+    /// The answer of the solution, if it has one.
     pub answer: Option<Answer>,
-    /// Its weight or score.
+    /// The weight or score of the solution.
     pub weight: f64,
 }
 
-/// Returns the index of the first solution whose answer has most weight.
+/// Returns the index of the first solution that has the answer with the most weight.
 ///
-/// Of answers with the same weight the one that was seen first wins. Solutions without an answer do
-/// not vote, and a weight that is not a number counts as 0; `None` if no solution has an answer.
+/// If answers have the same weight, the first one wins. Solutions without an answer do not vote,
+/// and a weight that is not a number counts as 0; `None` if no solution has an answer.
 #[must_use]
 pub fn vote(ballots: &[Ballot]) -> Option<usize> {
     let mut groups: Vec<(usize, &Answer, f64)> = Vec::new();

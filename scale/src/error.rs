@@ -11,7 +11,7 @@ pub enum Error {
     Unreachable {
         /// Address of the request.
         url: String,
-        /// The system's words.
+        /// The system's message.
         reason: String,
     },
     /// A server could not be started.
@@ -19,27 +19,27 @@ pub enum Error {
     Start {
         /// The program.
         program: PathBuf,
-        /// The system's words.
+        /// The system's message.
         reason: String,
     },
-    /// A server that was started ended by itself.
+    /// The server that was started has ended without a request to do so.
     #[error("{} ended with {status}: {words}", program.display())]
     Ended {
         /// The program.
         program: PathBuf,
-        /// Its exit code, or the signal.
+        /// The program's exit code, or the signal.
         status: String,
-        /// Its last words.
+        /// The last lines of the program's log.
         words: String,
     },
-    /// A server that was started does not become ready.
+    /// The server that was started is not ready in time.
     #[error("{} was not ready after {seconds} s: {words}", program.display())]
     NotReady {
         /// The program.
         program: PathBuf,
         /// Seconds that were waited.
         seconds: u64,
-        /// Its last words.
+        /// The last lines of the program's log.
         words: String,
     },
     /// The server did not answer in time.
@@ -57,10 +57,10 @@ pub enum Error {
         url: String,
         /// HTTP status.
         status: u16,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// The server's answer is not what llama-server answers.
+    /// The server's answer does not have the form of llama-server's.
     #[error("the answer of {url} is not llama-server's: {reason}")]
     Garbage {
         /// Address of the request.
@@ -73,7 +73,7 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's words.
+        /// The system's message.
         error: io::Error,
     },
     /// A line of a file.
@@ -93,9 +93,9 @@ pub enum Error {
         path: PathBuf,
         /// The first setting that differs.
         key: String,
-        /// Its value in the journal.
+        /// The setting's value in the journal.
         was: String,
-        /// Its value now.
+        /// The setting's value now.
         now: String,
     },
     /// A journal with an entry of another problem, which has another answer.
@@ -118,13 +118,13 @@ pub enum Error {
         /// The name of both problems.
         id: String,
     },
-    /// Settings that do not go together, or with the server.
+    /// Settings that exclude each other, or that the server does not support.
     #[error("{0}")]
     Settings(String),
     /// A verifier that failed, or that printed no number.
     #[error("the verifier {command}: {reason}")]
     Verifier {
-        /// Its command line.
+        /// The command line of the verifier.
         command: String,
         /// The mistake.
         reason: String,

@@ -1,6 +1,6 @@
 //! The file of finished problems: one line of JSON for each, after a line of settings.
 //!
-//! A line is whole or not there: what a killed run left unfinished is cut off by the next one.
+//! A line is complete or absent: if a killed run left an incomplete line, the next run removes it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions, TryLockError};
@@ -26,10 +26,10 @@ pub struct Record {
     pub tokens: usize,
     /// Mean logarithm of the tokens' probabilities.
     pub logprob: f64,
-    /// Scores of the steps; none without a scorer, or if no probabilities are known.
+    /// Scores of the steps; empty without a scorer, or if no probabilities are known.
     #[serde(default)]
     pub scores: Vec<f64>,
-    /// `true` if the solution was cut at the most tokens that it may have.
+    /// `true` if the solution was cut at the largest allowed number of tokens.
     #[serde(default)]
     pub cut: bool,
 }
@@ -50,8 +50,8 @@ pub struct Solved {
     pub correct: bool,
     /// Tokens that were sampled.
     pub tokens: usize,
-    /// Energy since the problem before was done, if it was measured: with several problems at a
-    /// time only the mean over all means something.
+    /// Energy since the previous problem was finished, if it was measured. With several problems at
+    /// a time, only the mean over all of them is meaningful.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub joules: Option<f64>,
     /// The solutions, in the order in which they were found.
@@ -79,22 +79,21 @@ pub struct Journal {
     path: PathBuf,
     file: File,
     is_locked: bool,
-    /// The file ends with a half line, which could not be cut off.
+    /// The file ends with an incomplete line, which could not be removed.
     is_cut: bool,
 }
 
 impl Journal {
-    /// Begins a journal, or goes on with the one that is there. A file that is refused is left as
-    /// it is.
+    /// Begins a journal, or continues an existing one. A file that is refused is left unchanged.
     ///
     /// - `problems`: those of the run; entries of the journal may be of others
     /// - returns the journal and the names of the problems in it
     ///
     /// # Errors
-    /// [`Error::OtherRun`] if it is of other settings, [`Error::OtherAnswer`] and
+    /// [`Error::OtherRun`] if it has other settings, [`Error::OtherAnswer`] and
     /// [`Error::OtherQuestion`] if an entry has the name of a problem and is of another one,
-    /// [`Error::Line`] if the file is no journal, [`Error::Settings`] if another process writes it,
-    /// and those of files.
+    /// [`Error::Line`] if the file is not a journal, [`Error::Settings`] if another process writes
+    /// it, and those of files.
     pub fn open(
         path: &Path,
         settings: &RunSettings,
@@ -124,7 +123,7 @@ impl Journal {
             settings: settings.clone(),
         };
         let is_ours = match whole {
-            // A killed run may have left a part of its first line.
+            // A killed run may have left an incomplete first line.
             0 => {
                 bytes.is_empty()
                     || bytes.starts_with(MARK) && line_of(&header, path)?.starts_with(&bytes)
@@ -147,7 +146,7 @@ impl Journal {
                 entries
             }
         };
-        // Nothing in the file was changed before this.
+        // All checks passed; only now is the file changed.
         if whole < bytes.len() {
             file.set_len(whole as u64).map_err(&io)?;
             file.seek(io::SeekFrom::End(0)).map_err(&io)?;
@@ -165,8 +164,8 @@ impl Journal {
         Ok((journal, names))
     }
 
-    /// Returns `true` if no other process can open the journal. There are platforms and file
-    /// systems without locks.
+    /// Returns `true` if no other process can open the journal. Some platforms and file systems
+    /// have no locks.
     #[must_use]
     pub fn is_locked(&self) -> bool {
         self.is_locked
@@ -175,7 +174,7 @@ impl Journal {
     /// Appends a finished problem. It is on the disk when this returns.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     pub fn append(&mut self, entry: &Solved) -> Result<(), Error> {
         self.line(entry)
     }
@@ -188,7 +187,8 @@ impl Journal {
         }
         let whole = self.file.metadata().map_err(&io)?.len();
         if let Err(error) = self.file.write_all(&bytes) {
-            // Of problems that are solved at the same time another one may find room again.
+            // Cut off the incomplete line, because a problem that another thread is solving may
+            // find room later.
             self.is_cut = self.file.set_len(whole).is_err();
             return Err(io(error));
         }
@@ -198,7 +198,8 @@ impl Journal {
 
 /// Returns `true` if a journal is locked, and an error if another process holds its lock.
 ///
-/// A platform (Android) or a file system without locks gives no error: the run goes on without one.
+/// A platform (Android) or a file system without locks gives no error: the run continues without
+/// one.
 // SOURCE: rust-lang/rust#148325, `File::try_lock` on Android; flock(2), ENOLCK and NFS.
 fn check_lock(path: &Path, lock: Result<(), TryLockError>) -> Result<bool, Error> {
     match lock {
@@ -219,7 +220,7 @@ fn line_of(line: &impl Serialize, path: &Path) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Settings that a run knows only of a server that it started; older versions did not write them.
+/// Settings that a run knows only for a server that it started; older versions did not write them.
 const UNKNOWN_MAY_BE: [&str; 2] = ["model_hash", "server_args"];
 
 /// Returns an error if the settings of a journal are not those of the run.
@@ -245,7 +246,7 @@ fn check_settings(path: &Path, was: &RunSettings, now: &RunSettings) -> Result<(
     Ok(())
 }
 
-/// Returns an error if an entry of a journal has the name of a problem and is of another one.
+/// Returns an error if an entry of a journal has the name of a problem but belongs to another one.
 fn check_problems(path: &Path, entries: &[Solved], problems: &[Problem]) -> Result<(), Error> {
     let known: HashMap<&str, &Problem> = (problems.iter())
         .map(|problem| (problem.id.as_str(), problem))
@@ -279,7 +280,7 @@ fn check_problems(path: &Path, entries: &[Solved], problems: &[Problem]) -> Resu
 /// - `bytes`: the file; a last line without its end is left out
 ///
 /// # Errors
-/// [`Error::Line`] for a line that is none of a journal, and for a problem that is there twice.
+/// [`Error::Line`] for a line that is not a journal's, and for a problem that occurs twice.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<(RunSettings, Vec<Solved>), Error> {
     let failed = |line: usize, reason: String| Error::Line {
         path: path.into(),

@@ -21,7 +21,7 @@ const MAX_LINE_CHARS: usize = 200;
 const POLL: Duration = Duration::from_millis(50);
 /// Seconds to wait for each answer about the server's health.
 const HEALTH_TIMEOUT_S: u64 = 5;
-/// Time in which a process that closed its connections is seen to have ended.
+/// Longest wait for the end of a process that has closed its connections.
 const END: Duration = Duration::from_secs(5);
 
 /// Servers that run, for [`kill_all`].
@@ -67,13 +67,13 @@ impl LocalServer {
             reason,
         };
         let path = find(&program).ok_or_else(|| failed("no such program in PATH".into()))?;
-        // The port is free until the server takes it; if another program is faster, the server
-        // ends.
+        // The port is free until the server uses it. If another program is faster, the server ends
+        // with an error.
         let port = TcpListener::bind(("127.0.0.1", 0))
             .and_then(|socket| socket.local_addr())
             .map_err(|error| failed(error.to_string()))?
             .port();
-        // Held until the child is listed, so that a signal finds it.
+        // Locked until the child is in the list, so that a signal handler finds it.
         let mut running = lock(&RUNNING);
         let mut child = Command::new(path)
             .arg("-m")
@@ -155,7 +155,7 @@ impl LocalServer {
     /// Returns the error of a server that has ended.
     fn ended(&mut self) -> Option<Error> {
         let status = lock(&self.child).try_wait().ok()??;
-        // The log ends with the process, unless that had started others.
+        // The log ends when the process ends, unless that has started other processes.
         let start = Instant::now();
         while start.elapsed() < END && self.reader.as_ref().is_some_and(|r| !r.is_finished()) {
             thread::sleep(POLL);
@@ -184,7 +184,8 @@ impl Drop for LocalServer {
     }
 }
 
-/// Ends all servers that this process started: for a program that ends without running destructors.
+/// Ends all servers that this process started. It is for a program that ends without running
+/// destructors.
 pub fn kill_all() {
     for child in lock(&RUNNING).drain(..) {
         end(&child);
@@ -193,7 +194,7 @@ pub fn kill_all() {
 
 fn end(child: &Mutex<Child>) {
     let mut child = lock(child);
-    // An error means that it has ended already.
+    // An error means that the process has already ended.
     let _ended = child.kill();
     let _status = child.wait();
 }
@@ -221,7 +222,8 @@ fn read_log(stderr: ChildStderr, log: &Mutex<VecDeque<String>>) {
     }
 }
 
-/// Returns the path of a program: itself if it names a folder, else the first one in PATH.
+/// Returns the path of a program: the given path if it names a folder, otherwise the first match in
+/// PATH.
 fn find(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return Some(program.into());

@@ -20,7 +20,7 @@ use crate::Error;
 /// A problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Its name in the file.
+    /// The problem's name in the file.
     pub id: String,
     /// The question.
     pub question: String,
@@ -29,7 +29,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Returns 16 hexadecimal digits by which questions are told apart.
+    /// Returns 16 hexadecimal digits that identify a question.
     // SOURCE: FNV-1a, 64 bits, Fowler, Noll and Vo.
     #[must_use]
     pub fn question_hash(&self) -> String {
@@ -47,7 +47,7 @@ impl Problem {
 /// - `text`: the whole file
 ///
 /// # Errors
-/// [`Error::Line`] for a line that is none of the known forms, and for a name that is there twice.
+/// [`Error::Line`] for a line of unknown form, and for a name that occurs twice.
 pub fn parse(path: &Path, text: &str) -> Result<Vec<Problem>, Error> {
     let mut names = HashSet::new();
     let mut problems = Vec::new();
@@ -111,7 +111,7 @@ fn problem(object: &Map<String, Value>, line: usize) -> Result<Problem, String> 
     })
 }
 
-/// Most digits of a decimal fraction that a float of 64 bits prints again as they were.
+/// Most digits of a decimal fraction for which a float of 64 bits is printed with the same digits.
 const MOST_DIGITS: usize = 15;
 
 /// Returns a text or a number as text: 18.0 is `18`.
@@ -168,7 +168,7 @@ mod tests {
                 "{error}"
             );
         }
-        // A field that is not read may have any number.
+        // A field that is not used may contain any number.
         let other = "{\"question\": \"?\", \"answer\": 1, \"level\": 1e-9}";
         assert!(parse(Path::new("problems.jsonl"), other).is_ok());
     }

@@ -42,16 +42,16 @@ pub struct RunPlan<'a> {
     pub prompt: &'a (dyn Fn(&str) -> Result<String, Error> + Sync),
     /// Scores solutions.
     pub scorer: Option<&'a dyn Scorer>,
-    /// Makes one score of those of the steps.
+    /// The rule that makes one score of the scores of the steps.
     pub aggregate: Aggregate,
-    /// Gives the joules since it was asked last, if they were measured.
+    /// Returns the joules since its last call, if they were measured.
     pub energy: Option<&'a (dyn Fn() -> Option<f64> + Sync)>,
 }
 
 /// Solves problems, `workers` at a time, and writes each into the journal when it is done.
 ///
 /// # Errors
-/// The first one; problems that are under way are finished if they can be.
+/// The first error. Problems that are under way are finished if possible.
 pub fn run(
     plan: &RunPlan,
     problems: &[Problem],
@@ -93,7 +93,7 @@ pub fn run(
 /// Solves one problem.
 ///
 /// # Errors
-/// The server's, and the scorer's.
+/// An error of the server or of the scorer.
 pub fn solve(plan: &RunPlan, problem: &Problem) -> Result<Solved, Error> {
     let found = search(plan, problem)?;
     let answers: Vec<Option<String>> = (found.solutions.iter())
@@ -170,14 +170,14 @@ fn search(plan: &RunPlan, problem: &Problem) -> Result<SearchResult, Error> {
 }
 
 /// Returns the seed of a problem's first sample, which does not depend on the problems before it.
-/// Those of its other samples are the next numbers.
+/// The seeds of its other samples are the next numbers.
 // SOURCE: FNV-1a, 32 bits, Fowler, Noll and Vo.
 fn seed_of(seed: u32, id: &str) -> u32 {
     let mut hash = 0x811c_9dc5_u32 ^ seed;
     for byte in seed.to_le_bytes().into_iter().chain(id.bytes()) {
         hash = (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     }
-    // Room for the other samples below llama-server's number for a random seed, which is the
-    // largest.
+    // llama-server takes the largest number as a request for a random seed. Halving leaves room for
+    // the seeds of the other samples below it.
     hash >> 1
 }

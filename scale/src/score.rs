@@ -11,11 +11,11 @@ use crate::search::{Sampled, Solution};
 
 /// Gives each step of a solution a number; larger is better.
 pub trait Scorer: Sync {
-    /// Scores the steps of solutions to one question. A solution of whose steps nothing is known
+    /// Scores the steps of solutions to one question. A solution without any known probabilities
     /// has no score.
     ///
     /// # Errors
-    /// Those of a server or a verifier.
+    /// Errors of a server or a verifier.
     fn score(&self, question: &str, solutions: &[&Solution]) -> Result<Vec<Vec<f64>>, Error>;
 }
 
@@ -33,7 +33,7 @@ pub enum Aggregate {
 }
 
 impl Aggregate {
-    /// Makes one score; not a number if there is none.
+    /// Returns one score from the scores of the steps; not a number if there are none.
     #[must_use]
     pub fn of(self, scores: &[f64]) -> f64 {
         match self {
@@ -90,9 +90,9 @@ impl Scorer for SelfCertainty {
     }
 }
 
-/// Scores each step that has known probabilities by `mean`. A step without any is one that ends
-/// before its first token: it repeats the score before it, so that it is neither better nor worse
-/// than what it follows.
+/// Scores each step that has known probabilities by `mean`. A step without any has ended before its
+/// first token. It repeats the previous score, so that it makes the solution neither better nor
+/// worse.
 fn known_scores(solutions: &[&Solution], mean: impl Fn(&Sampled) -> f64) -> Vec<Vec<f64>> {
     let scores = |solution: &&Solution| {
         let steps = solution.steps.iter();
@@ -171,7 +171,7 @@ mod tests {
                 });
                 assert_eq!(best(&ballots), Some(1), "{rule}");
             }
-            // A journal has no other numbers.
+            // The journal can store only finite numbers.
             assert!(scores.iter().flatten().all(|score| score.is_finite()));
         }
         assert!(solutions[0].mean_logprob() < solutions[1].mean_logprob());

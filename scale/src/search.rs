@@ -7,12 +7,12 @@ use crate::server::{
     CompletionRequest, Continuation, LlamaServer, MIN_LOGPROB, Sampling, StopReason,
 };
 
-/// Something that goes on with a text.
+/// A source of continuations of a text.
 pub trait Generator: Sync {
     /// Samples completions.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the server.
     fn complete(&self, request: &CompletionRequest) -> Result<Vec<Continuation>, Error>;
 }
 
@@ -21,7 +21,7 @@ pub trait Generator: Sync {
 pub struct Sampler<'a> {
     /// The server.
     pub server: &'a LlamaServer,
-    /// Its sampling.
+    /// The rules for its random choice of tokens.
     pub sampling: Sampling,
 }
 
@@ -36,7 +36,7 @@ impl Generator for Sampler<'_> {
 pub struct Sampled {
     /// Number of tokens.
     pub tokens: usize,
-    /// Number of tokens whose probabilities are known, over which the means are.
+    /// Number of tokens with known probabilities; means are over these.
     pub listed: usize,
     /// Sum of the logarithms of their probabilities.
     pub logprob: f64,
@@ -49,7 +49,7 @@ pub struct Sampled {
 pub struct Solution {
     /// The text so far.
     pub text: String,
-    /// Its parts.
+    /// The parts of the text.
     pub steps: Vec<Sampled>,
     /// Scores of its steps.
     pub scores: Vec<f64>,
@@ -58,7 +58,7 @@ pub struct Solution {
 }
 
 impl Solution {
-    /// Adds what was sampled.
+    /// Adds a sample's tokens and text.
     fn push(&mut self, completion: Continuation) {
         self.text += &completion.text;
         self.stop = completion.stop;
@@ -106,14 +106,14 @@ impl Default for Solution {
 pub struct SearchResult {
     /// Whole solutions.
     pub solutions: Vec<Solution>,
-    /// Tokens that were sampled, those of solutions that were given up included.
+    /// Number of sampled tokens, including those of solutions that were given up.
     pub tokens: usize,
 }
 
 /// Samples `n` independent solutions.
 ///
 /// # Errors
-/// The server's.
+/// An error of the server.
 pub fn sample(
     generator: &dyn Generator,
     prompt: &str,

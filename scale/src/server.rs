@@ -33,7 +33,7 @@ pub struct LlamaServer {
     freed: Condvar,
 }
 
-/// The rules by which tokens are sampled.
+/// The rules for the random choice of tokens.
 #[derive(Clone, Debug)]
 pub struct Sampling {
     /// Temperature.
@@ -66,9 +66,9 @@ pub struct CompletionRequest<'a> {
 pub enum StopReason {
     /// The model ended its text.
     End,
-    /// The text that was asked for as the end.
+    /// The requested stop text.
     Word,
-    /// It is as long as it may be.
+    /// The completion has the largest allowed length.
     Length,
 }
 
@@ -103,7 +103,7 @@ struct RawCompletion {
     content: String,
     tokens_predicted: usize,
     stop_type: String,
-    /// Without the tokens of the stop word, and those that end in a part of a character.
+    /// Without the tokens of the stop word, and without those that end in a part of a character.
     #[serde(default)]
     completion_probabilities: Vec<RawToken>,
 }
@@ -173,13 +173,13 @@ impl Drop for Permit<'_> {
 }
 
 impl LlamaServer {
-    /// Asks a server what it is.
+    /// Queries a server's model and number of slots.
     ///
     /// - `url`: as `http://127.0.0.1:8080`
     /// - `timeout_s`: seconds to wait for an answer to each request
     ///
     /// # Errors
-    /// If it does not answer as llama-server.
+    /// If the server does not answer as llama-server does.
     pub fn connect(url: &str, timeout_s: u64) -> Result<Self, Error> {
         let url = url.trim_end_matches('/').to_owned();
         if !url.starts_with("http://") {
@@ -197,7 +197,7 @@ impl LlamaServer {
             freed: Condvar::new(),
         };
         let props: Props = server.ask("/props", None)?;
-        // The number becomes threads.
+        // Limited, because this number of threads is started.
         server.slots = props.total_slots.clamp(1, MAX_SLOTS);
         server.free = Mutex::new(server.slots);
         server.model = props
@@ -224,7 +224,7 @@ impl LlamaServer {
     /// Formats a conversation of one message as the model's chat template has it.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the server.
     pub fn chat_prompt(&self, message: &str) -> Result<String, Error> {
         #[derive(Deserialize)]
         struct Formatted {
@@ -235,11 +235,11 @@ impl LlamaServer {
         Ok(formatted.prompt)
     }
 
-    /// Samples completions of a prompt, whose keys and values are computed once. More of them than
-    /// the server has slots take several requests.
+    /// Samples completions of a prompt, whose keys and values are computed once. If there are more
+    /// completions than the server has slots, several requests are made.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the server.
     pub fn complete(
         &self,
         request: &CompletionRequest,
@@ -269,7 +269,7 @@ impl LlamaServer {
                 ],
             });
             let _slots = self.acquire(n);
-            // One completion is an object, several are an array.
+            // A single completion comes as an object, several as an array.
             let answer: Value = self.ask("/completion", Some(&body))?;
             let answers = match answer {
                 Value::Array(answers) => answers,
@@ -313,7 +313,7 @@ impl LlamaServer {
     /// - `special`: begin with the model's token for the beginning of a text, if it has one
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the server.
     pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<u32>, Error> {
         #[derive(Deserialize)]
         struct Tokens {
@@ -342,7 +342,7 @@ impl LlamaServer {
     /// Sends a request: a POST if there is a body.
     ///
     /// # Errors
-    /// Those of the network and the server, and an answer that is not a `T`.
+    /// An error of the network or of the server, or an answer that is not a `T`.
     pub fn ask<T: DeserializeOwned>(&self, path: &str, body: Option<&Value>) -> Result<T, Error> {
         let url = format!("{}{path}", self.url);
         let failed = |error: ureq::Error| match error {

@@ -20,11 +20,11 @@ pub struct SummaryRow {
     pub problems: usize,
     /// Problems with a right answer.
     pub correct: usize,
-    /// Their share.
+    /// The share of these problems.
     pub accuracy: f64,
     /// Lower end of the 95 % interval of the share.
     pub low: f64,
-    /// Its upper end.
+    /// Upper end of this interval.
     pub high: f64,
     /// Mean number of sampled tokens for a problem.
     pub tokens: f64,
@@ -62,14 +62,15 @@ pub fn interval(correct: usize, problems: usize) -> (f64, f64) {
     ((middle - half).max(0.0), (middle + half).min(1.0))
 }
 
-/// Returns the seconds that samples of these lengths, in tokens, take when they begin together.
+/// Returns how many seconds samples of these lengths (in tokens) need if they begin at the same
+/// time.
 pub type Latency<'a> = &'a dyn Fn(&[usize]) -> f64;
 
 /// Summarizes a journal.
 ///
-/// Independent samples give each way to choose among the first 1, 2, 4, … of them; a search gives
-/// one point, of its own choice. The seconds of a search are those of as many samples as it has
-/// solutions, which share its tokens equally.
+/// For independent samples, each method of choosing among the first 1, 2, 4, … samples gives a
+/// point; a search gives a single point, its choice. The seconds of a search are those of as many
+/// samples as it has solutions, which share its tokens equally.
 #[must_use]
 pub fn summarize(
     settings: &RunSettings,
@@ -85,7 +86,7 @@ pub fn summarize(
     };
     let n = settings.get("n").and_then(|n| n.as_u64()).unwrap_or(1);
     let n = usize::try_from(n).unwrap_or(1);
-    // The mean over problems, whose samples have the lengths that `of` gives.
+    // The mean over all problems; `of` gives the lengths of a problem's samples.
     let seconds = |of: &dyn Fn(&Solved) -> Vec<usize>| {
         let sum =
             |latency: Latency<'_>| entries.iter().map(|entry| latency(&of(entry))).sum::<f64>();

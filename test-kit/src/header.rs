@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::{env, fs};
 
-/// Comparisons with what bindgen finds in C headers: the program of test-kit/bindings prints it.
+/// Comparisons with bindgen's output for C headers, which the program of test-kit/bindings prints.
 ///
 /// ```no_run
 /// use test_kit::Header;
@@ -22,8 +22,7 @@ pub struct Header {
     wrong: Vec<String>,
 }
 
-/// Returns the text between two others, of which `start` is not the beginning of what is looked
-/// for.
+/// Returns the text between `start` and `end`. `start` is not a part of it.
 fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(start)?;
     Some(rest.split_once(end)?.0.trim())
@@ -57,7 +56,7 @@ impl Header {
     /// Reads bindings as bindgen writes them.
     ///
     /// # Panics
-    /// If there is no constant and no struct.
+    /// If the text has neither constants nor structs.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut found = Self::default();
@@ -147,7 +146,7 @@ impl Header {
     pub fn expect_struct(&mut self, name: &str, bytes: usize, fields: &[(&str, usize)]) {
         self.expect_size(name, bytes);
         let declared = self.fields.get(self.declared(name));
-        // bindgen writes `type_` for a name that Rust has taken.
+        // bindgen writes `type_` for a field whose name is a Rust keyword.
         let mut have: Vec<(&str, usize)> = declared.into_iter().flatten().map(field).collect();
         let mut want = fields.to_vec();
         have.sort_unstable();

@@ -1,5 +1,6 @@
-//! Shared by the tests of several crates: numbers from a seed, the distance between results, the
-//! constants and structures of C headers, and programs that see nothing of who starts a test.
+//! Code for the tests of several crates: numbers from a seed, the distance between results, the
+//! constants and structures of C headers, and programs that do not depend on the surroundings of
+//! the test.
 
 use std::env;
 use std::path::Path;
@@ -31,7 +32,7 @@ impl Numbers {
     /// Starts with a seed, which a failed test's output shows. `NPU_TEST_SEED` replaces it.
     ///
     /// # Panics
-    /// If `NPU_TEST_SEED` is no number.
+    /// If `NPU_TEST_SEED` is not a number.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let seed = env::var("NPU_TEST_SEED").map_or(seed, |text| {
@@ -42,8 +43,8 @@ impl Numbers {
         Self(seed)
     }
 
-    /// Starts with a seed that nothing replaces and nobody prints: for data that a test makes many
-    /// times, or compares with what was recorded.
+    /// Starts with a fixed seed, which no variable replaces and no failure prints: for data that a
+    /// test makes many times, or compares with a record.
     #[must_use]
     pub const fn fixed(seed: u64) -> Self {
         Self(seed)
@@ -80,7 +81,7 @@ impl Numbers {
     }
 
     /// Returns the choices of `tokens` tokens, `used` of `experts` experts each. A token chooses an
-    /// expert once: ggml leaves undefined what MUL_MAT_ID gives otherwise.
+    /// expert once: otherwise the result of MUL_MAT_ID is undefined.
     ///
     /// # Panics
     /// If there are fewer experts than a token uses, or more than an `i32` counts.

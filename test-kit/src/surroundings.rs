@@ -1,10 +1,11 @@
-//! Independence of a test from who started it: their variables and their files of settings.
+//! Independence of a test from the person who starts it: their variables and their files of
+//! settings.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::process::Command;
 
-/// Variables that a program needs to start, or that tell how it was built.
+/// Variables that a program needs to start, or that describe how it was built.
 const KEPT: [&str; 8] = [
     "PATH",
     "TMPDIR",
@@ -16,8 +17,9 @@ const KEPT: [&str; 8] = [
     "RUST_BACKTRACE",
 ];
 
-/// Returns a command for a program that is tested. It sees none of the variables of whoever starts
-/// the test but those that it needs to start, so no settings, no home folder, and no language.
+/// Returns a command for a program that is tested. Of the variables of the person who starts the
+/// test, it gets only those that it needs to start. So it has no settings, no home folder, and no
+/// language.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env_clear();
@@ -28,8 +30,8 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Returns the names of variables that are set and would change what the backend does in this
-/// process: its own, and those that lead to a file of settings.
+/// Returns the names of variables that are set and would change the backend's behaviour in this
+/// process: its own, and those that lead to a settings file.
 #[must_use]
 pub fn foreign_variables() -> Vec<OsString> {
     let is_foreign = |name: &OsString| {

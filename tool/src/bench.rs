@@ -163,7 +163,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, ToolError> {
         inputs.output(output)?;
     }
     if settings.as_ref().is_some_and(|path| !path.exists()) {
-        // A named file that does not exist yet is made.
+        // A settings file that does not exist yet is created.
         config.settings = Ok(Settings::default());
     }
     let points = points(args, &times)?;

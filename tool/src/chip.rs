@@ -1,5 +1,5 @@
-//! The way of a weight on a chip: the planner's own answer to the multiplication that llama.cpp
-//! would ask for.
+//! The use of a weight by a chip: the planner's answer for the multiplication that llama.cpp would
+//! request.
 
 use clap::builder::PossibleValuesParser;
 use ggml_rust_npu::backend::offline::Form;
@@ -14,15 +14,14 @@ use ggml_rust_npu::{hexagon, rockchip};
 
 use crate::ToolError;
 
-/// Rows of activations in the question: llama.cpp's own number when it asks for the place of a
-/// weight.
+/// Rows of activations in the question: llama.cpp's number when it asks for the place of a weight.
 const M: usize = 512;
 
 /// A chip, and the user's choices for it.
 pub enum Chip {
     /// A Rockchip NPU.
     Rockchip(Box<Target>),
-    /// A Hexagon NPU. They take the same weights, up to the size that a session has room for.
+    /// A Hexagon NPU. All accept the same weights, up to the size for which a session has room.
     Hexagon(&'static HexCaps),
 }
 
@@ -36,7 +35,7 @@ pub fn names() -> PossibleValuesParser {
 const EMBEDDINGS: &str = "token_embd.weight";
 
 /// Tables of embeddings that only have rows looked up in them, which llama.cpp does on the CPU.
-// SOURCE: the tensors of the input layer in LLM_TENSOR_INFOS, llama.cpp 0.6.0.
+// SOURCE: LLM_TENSOR_INFOS, llama.cpp 0.6.0: its tensors of the input layer.
 const TABLES: [&str; 3] = [
     "per_layer_token_embd.weight",
     "position_embd.weight",
@@ -74,8 +73,8 @@ fn is_table(tensor: &TensorInfo, tied: bool) -> bool {
     TABLES.contains(&name) || (name == EMBEDDINGS && !tied)
 }
 
-/// A dequantizer that only exists: ggml has one for every quantized type, and the planner only asks
-/// for its presence.
+/// A dequantizer that does nothing. ggml has one for every quantized type, and the planner only
+/// checks that there is one.
 struct Exists;
 
 impl Dequantize for Exists {
@@ -88,7 +87,7 @@ impl Chip {
     /// Returns the chip with a name, with the user's rules and calibration.
     ///
     /// # Errors
-    /// Text, if there is no such chip, or if it lacks the arithmetic of a rule.
+    /// An error text if the chip is unknown, or if it lacks the arithmetic of a rule.
     pub fn new(name: &str, config: &Config) -> Result<Self, ToolError> {
         if let Some(caps) = rockchip::caps::by_name(name) {
             return Ok(Self::Rockchip(Box::new(rockchip::discovery::target(
@@ -99,7 +98,7 @@ impl Chip {
         hexagon.ok_or_else(|| format!("no such chip: {name}").into())
     }
 
-    /// Returns the packed form of a tensor, or why it stays on the CPU.
+    /// Returns the packed form of a tensor, or the reason why it stays on the CPU.
     ///
     /// - `tied`: the token embeddings are the output head, too
     ///
@@ -116,7 +115,8 @@ impl Chip {
         if is_table(tensor, tied) {
             return Err("llama.cpp looks its rows up on the CPU".into());
         }
-        // The planner has one word for types, sizes and names.
+        // The planner gives one reason for unsuitable types, sizes and names, so types are
+        // explained here.
         self.ask(tensor)
             .map_err(|reason| match (self, tensor.dtype) {
                 (Self::Rockchip(_), GgmlType::F32) => "the NPU takes no F32 weights".into(),
@@ -124,8 +124,8 @@ impl Chip {
             })
     }
 
-    /// Returns `true` if the NPU reads a tensor as the file has it, in an operation that llama.cpp
-    /// would ask for: a product with a small matrix, a norm's factor, a bias.
+    /// Returns `true` if the NPU reads a tensor in the file's format, in an operation that
+    /// llama.cpp would request: a product with a small matrix, a norm's factor, a bias.
     ///
     /// - `tied`: the token embeddings are the output head, too
     pub fn reads_as_it_is(&self, tensor: &TensorInfo, tied: bool) -> bool {
@@ -231,7 +231,7 @@ fn ask_hexagon(caps: &HexCaps, operation: &Operation) -> Result<hexagon::plan::C
 fn operand(name: &str, dtype: DType, ne: [usize; 4]) -> Tensor<'_> {
     let step = dtype.step_bytes().unwrap_or(1);
     let row = dtype.row_bytes(ne[0]).unwrap_or(ne[0]);
-    // A file may have any number beside a dimension of 0.
+    // A file may combine any numbers with a dimension of 0, so products saturate.
     let matrix = row.saturating_mul(ne[1]);
     Tensor {
         name,
@@ -264,8 +264,8 @@ mod tests {
         }
     }
 
-    /// BF16 is packed as FP16, and F32 is not packed: the reason said that the NPU takes none of
-    /// either.
+    /// Regression: BF16 is packed as FP16, and F32 is not packed, but the reason claimed that the
+    /// NPU accepts neither.
     #[test]
     fn a_bf16_weight_that_stays_on_the_cpu_has_its_own_reason() {
         let chip = Chip::new("rk3588", &Config::from_lookup(|_| None).unwrap()).unwrap();
@@ -290,11 +290,11 @@ mod tests {
         assert!(hexagon("hexagon-v75").form(&large, false).is_ok());
         let refusal = hexagon("hexagon-v73").form(&large, false).unwrap_err();
         assert_eq!(refusal, hexagon::TOO_LARGE);
-        // BF16 is packed as F16, and its reason is its size, too.
+        // BF16 is packed as F16, and its reason names the size, too.
         let halved = tensor("output.weight", GgmlType::BF16, [4096, 262_144]);
         let refusal = hexagon("hexagon-v81").form(&halved, false).unwrap_err();
         assert_eq!(refusal, hexagon::TOO_LARGE);
-        // IQ1_S has no layout, and takes more in Q8_0 than in the file.
+        // IQ1_S has no layout here, and Q8_0 needs more bytes than the file.
         let iq1_s = GgmlType::from_number(19).unwrap();
         let grown = tensor("output.weight", iq1_s, [4096, 524_288]);
         assert!(grown.range.len() < 500_000_000);

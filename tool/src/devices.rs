@@ -1,4 +1,4 @@
-//! `ggml-npu devices`: which NPUs there are, and why others are not.
+//! `ggml-npu devices`: the NPUs of this machine, and the reasons why others are not available.
 
 mod machine;
 
@@ -43,7 +43,7 @@ pub struct DevicesArgs {
 struct DevicesReport {
     version: &'static str,
     devices: Vec<DeviceFacts>,
-    /// Why devices are not there, and warnings.
+    /// Reasons why devices are not available, and warnings.
     messages: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     machine: Option<HostMachine>,
@@ -94,7 +94,7 @@ pub fn run(args: &DevicesArgs) -> Result<ExitCode, ToolError> {
     let found = backend::find_devices(&config);
     let mut messages: Vec<String> = found.absent.iter().map(Absent::to_string).collect();
     messages.extend(self::messages());
-    // A simulated NPU needs nothing of the machine.
+    // A simulated NPU needs no support of the machine.
     if config.sim.is_empty() {
         messages.extend(machine::findings());
     }
@@ -137,7 +137,7 @@ pub fn listen() -> Result<(), ToolError> {
     Ok(())
 }
 
-/// Why devices are not there, and warnings, since the last call.
+/// Returns the reasons why devices are not available, and warnings, since the last call.
 pub fn messages() -> Vec<String> {
     MESSAGES.take()
 }

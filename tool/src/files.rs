@@ -24,7 +24,7 @@ impl Files {
     /// Opens a GGUF that holds a whole model.
     ///
     /// # Errors
-    /// Text that names the file and its mistake, or says that it is a part of a split model.
+    /// An error text with the file and its fault, or that it is a part of a split model.
     pub fn gguf(&mut self, path: &Path) -> Result<File, ToolError> {
         let file = self.gguf_or_part(path)?;
         let number = |key| file.header().get(key).and_then(Value::as_usize);
@@ -74,7 +74,7 @@ impl Files {
     /// Takes note of an input that is opened elsewhere.
     ///
     /// # Errors
-    /// Text that names the file, if it is not there.
+    /// Text that names the file, if it does not exist.
     pub fn input(&mut self, path: &Path) -> Result<(), ToolError> {
         let file = fs::metadata(path).map_err(|error| format!("{}: {error}", path.display()))?;
         self.inputs.push((path.into(), file));
@@ -85,8 +85,8 @@ impl Files {
     /// begun.
     ///
     /// # Errors
-    /// Text, if a file cannot be put there, if an input is there under whatever name, or if another
-    /// output goes there.
+    /// Text, if a file cannot be written there, if it is one of the inputs under any name, or if
+    /// another output is written there.
     pub fn output(&mut self, path: &Path) -> Result<(), ToolError> {
         let name = path.display();
         let place = Destination::of(path).map_err(|error| format!("{name}: {error}"))?;
@@ -104,7 +104,7 @@ impl Files {
 }
 
 /// Returns the path of a file that is made next to a model: the model's name with `ending` instead
-/// of `.gguf`, or after any other name, of which a version such as `3.1` can be the end.
+/// of `.gguf`, or appended to any other name, which may end in a version such as `3.1`.
 pub fn next_to(model: &Path, ending: &str) -> PathBuf {
     let name = match model.extension().is_some_and(|it| it == "gguf") {
         true => model.with_extension(""),
@@ -115,7 +115,7 @@ pub fn next_to(model: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// Returns an error with the file that it is about.
+/// Returns an error with the path of its file.
 pub fn named(path: &Path, error: &gguf::Error) -> String {
     match error {
         gguf::Error::Io { .. } => error.to_string(),

@@ -38,7 +38,7 @@ enum Kind {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// The system's.
+/// An error of the system.
 pub fn run(args: &GenerateArgs) -> Result<ExitCode, ToolError> {
     std::fs::create_dir_all(&args.dir)
         .map_err(|error| format!("{}: {error}", args.dir.display()))?;

@@ -47,7 +47,7 @@ pub struct InspectArgs {
 enum Path {
     /// On the NPU.
     Npu {
-        /// Arithmetic or type there, and how it comes to be.
+        /// Arithmetic or type on the NPU, and the conversion of the weights to it.
         how: String,
         /// Bytes in the NPU's memory.
         packed_bytes: usize,
@@ -82,7 +82,7 @@ impl Path {
         }
     }
 
-    /// The place, the bytes there, and how or why.
+    /// Returns the place, the bytes there, and the conversion or the reason.
     fn cells(&self) -> [String; 3] {
         match self {
             Self::Npu { how, packed_bytes } => {
@@ -93,8 +93,8 @@ impl Path {
     }
 }
 
-/// Returns `true` if a file begins as pack files do. What cannot be read is for the reader of
-/// models to say.
+/// Returns `true` if a file begins as pack files do. A file that cannot be read is left to the
+/// reader of models, which reports the error.
 fn is_pack(path: &std::path::Path) -> bool {
     let mut begin = packfile::MAGIC.map(|_| 0);
     let read = open_input(path).and_then(|mut file| file.read_exact(&mut begin));

@@ -12,11 +12,11 @@ use crate::text::say;
 /// Exit code of a program that a signal ended.
 const INTERRUPTED: c_int = 130;
 
-/// Held by whoever tells why the tool ends.
+/// Locked by the thread that reports why the tool ends.
 static LAST_WORDS: Mutex<()> = Mutex::new(());
 
-/// Keeps a signal from ending the tool while the result lives. If one is doing so, this waits for
-/// the end: what fails then fails because of it.
+/// Keeps a signal from ending the tool while the result lives. If a signal is already ending the
+/// tool, this waits for the end, so that no failure caused by it is reported.
 pub fn hold_off() -> MutexGuard<'static, ()> {
     LAST_WORDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -24,7 +24,7 @@ pub fn hold_off() -> MutexGuard<'static, ()> {
 /// Begins to wait for signals that end a program.
 ///
 /// # Errors
-/// The system's.
+/// An error of the system.
 pub fn watch() -> Result<(), ToolError> {
     Ok(os::process::before_end(|| {
         let _last_words = hold_off();

@@ -1,4 +1,4 @@
-//! `ggml-npu model`: the speed of a model on an NPU, as reckoned from counted packets (Hexagon) or
+//! `ggml-npu model`: estimates the speed of a model on an NPU, from counted packets (Hexagon) or
 //! from the planner's costs (Rockchip).
 
 use std::cell::RefCell;
@@ -34,7 +34,7 @@ const UBATCH: u32 = 512;
 /// Cells of a cache that a step reads are rounded up to a multiple of this.
 // SOURCE: llama_kv_cache::get_n_kv and its padding, llama.cpp 0.5.0.
 const CELLS: usize = 256;
-/// Cells that are reckoned with at most: more than any model's context has.
+/// Most cells that are accepted: more than any model's context has.
 const MAX_CELLS: usize = 1 << 24;
 
 /// Reckon how fast a model would be on an NPU
@@ -258,7 +258,7 @@ impl Report {
     }
 }
 
-/// Returns the published speeds of a model on a chip, as [`speeds`] takes them.
+/// Returns the published speeds of a model on a chip, in the form that [`speeds`] expects.
 fn published(model: (&str, usize, usize), chip: &str) -> Vec<Published> {
     let all = speeds(model, chip).map(|speed| Published {
         weight: speed.weight.to_owned(),
@@ -287,9 +287,9 @@ fn published_text(published: &[Published]) -> String {
     text
 }
 
-/// Returns the lowest and the highest of reckoned speeds.
+/// Returns the lowest and the highest of the estimated speeds.
 fn band([low, high]: [f64; 2]) -> String {
-    // Below ten, a digit more.
+    // Numbers below ten get one more digit.
     let digits = usize::from(low < 10.0);
     format!("{low:.digits$} to {high:.digits$}")
 }
@@ -338,7 +338,7 @@ fn prompt(model: &Model, shape: &ModelShape, tokens: usize, part: usize) -> Step
             rows,
             cells,
             caches: 1,
-            // A token sees those before it: the mask hides half of the last square.
+            // A token attends to earlier ones only, so the mask hides half of the last square.
             seen: (as_f64(begin) + as_f64(rows) / 2.0) / as_f64(cells),
             logits: 1,
         };
@@ -358,11 +358,11 @@ fn chip(name: &str) -> Result<&'static HexCaps, ToolError> {
     caps::by_name(name).ok_or_else(|| format!("no such chip: {name}").into())
 }
 
-/// Returns a function that reckons the seconds of samples, from their lengths in tokens: they share
-/// a prompt of `prompt` tokens and one cache, begin together, and each ends on its own.
+/// Returns a function that estimates the seconds of samples, from their lengths in tokens: they
+/// share a prompt of `prompt` tokens and one cache, begin together, and each ends on its own.
 ///
 /// # Errors
-/// Text, if the file has no model that can be reckoned.
+/// Text, if the speed of the file's model cannot be estimated.
 pub fn latency(
     path: &Path,
     name: &str,
@@ -375,14 +375,14 @@ pub fn latency(
     Ok(move |lengths: &[usize]| {
         let mut lengths = lengths.to_vec();
         lengths.sort_unstable();
-        // Tokens of samples that have ended, and steps until now.
+        // Tokens of the samples that have ended, and the number of steps so far.
         let (mut ended, mut step, mut us) = (0, 0, prompt_us);
         for (index, length) in lengths.iter().enumerate() {
             let rows = lengths.len() - index;
             while step < *length {
                 let used = prompt + ended + rows * (step + 1);
                 let cells = used.next_multiple_of(CELLS).min(MAX_CELLS);
-                // The steps that read as many cells.
+                // All steps that read the same number of cells.
                 let same = match cells {
                     MAX_CELLS => length - step,
                     _ => ((cells - used) / rows + 1).min(length - step),

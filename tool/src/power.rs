@@ -1,4 +1,4 @@
-//! Power while a device computes, from what the kernel or a program says.
+//! Power while a device computes, from the kernel's or a program's readings.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const PROGRAM: &str = "command:";
 /// Time between two readings; sensors on boards average over about as long.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// A source of power, and how its numbers become watts.
+/// A source of power, and the conversion of its numbers to watts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PowerSource {
     /// Files whose product is the power, times `10^exponent`.
@@ -38,10 +38,10 @@ const KNOWN: [(&[&str], i32); 5] = [
 ];
 
 impl PowerSource {
-    /// Finds out what `text` names, and reads it once.
+    /// Finds the power source that `text` names, and reads it once.
     ///
     /// # Errors
-    /// Text that names the source, and what is wrong with it.
+    /// An error text with the source and its fault.
     pub fn open(text: &str) -> Result<Self, ToolError> {
         let source = match text.strip_prefix(PROGRAM) {
             Some(program) => Self::Program(program.to_owned()),
@@ -101,10 +101,10 @@ impl PowerSource {
         }
     }
 
-    /// Does `work`, and returns with its result the mean power in watts while it went on.
+    /// Runs `work`, and returns its result with the mean power in watts during it.
     ///
     /// # Errors
-    /// Those of `work`; text, if the source cannot be read any more.
+    /// An error of `work`, or a text if the source cannot be read any more.
     pub fn mean_while<T>(
         &self,
         work: impl FnOnce() -> Result<T, ToolError>,
@@ -112,25 +112,25 @@ impl PowerSource {
         self.metered(&Meter::default(), work)
     }
 
-    /// Does `work` while `meter` counts joules, and returns with its result the mean power in
+    /// Runs `work` while `meter` counts joules, and returns its result with the mean power in
     /// watts.
     ///
     /// # Errors
-    /// Those of `work`; text, if the source cannot be read any more.
+    /// An error of `work`, or a text if the source cannot be read any more.
     pub fn metered<T>(
         &self,
         meter: &Meter,
         work: impl FnOnce() -> Result<T, ToolError>,
     ) -> Result<(T, f64), ToolError> {
         let is_done = AtomicBool::new(false);
-        // Not when the thread runs, which may be later than the work begins.
+        // Set here instead of in the thread, which may start later than the work.
         let mut last = Instant::now();
         thread::scope(|scope| {
             let is_done = &is_done;
             let sampler = scope.spawn(move || {
                 let (mut sum, mut count) = (0.0, 0.0);
                 loop {
-                    // Asked first, so that the last reading is after the end of the work.
+                    // Read first, so that the last sample is taken after the work has ended.
                     let is_last = is_done.load(Ordering::Relaxed);
                     let watts = self.watts().map_err(|error| {
                         meter.fail();
@@ -147,7 +147,7 @@ impl PowerSource {
                     thread::sleep(INTERVAL);
                 }
             });
-            // Also if it panics: the scope waits for the other thread.
+            // Dropped even if the work panics, because the scope waits for the sampling thread.
             let end = EndOfWork(is_done);
             let done = work();
             drop(end);
@@ -159,7 +159,7 @@ impl PowerSource {
     }
 }
 
-/// Says when it is dropped that the work has ended.
+/// Reports, when it is dropped, that the work has ended.
 struct EndOfWork<'a>(&'a AtomicBool);
 
 impl Drop for EndOfWork<'_> {
@@ -258,11 +258,11 @@ mod tests {
         };
         let work = || {
             next_reading();
-            // As a whole: what reads it beside this must not find it empty.
+            // Written elsewhere and renamed, so that the reading thread never finds the file empty.
             let next = folder.join("next");
             fs::write(&next, "4000000")?;
             fs::rename(next, folder.join("power_now"))?;
-            // One may have begun before.
+            // A reading may have begun before the change, so wait for several.
             (0..3).for_each(|_| next_reading());
             Ok(7)
         };
@@ -281,7 +281,7 @@ mod tests {
         let joules = meter.take().unwrap();
         assert!((least..=most).contains(&joules), "{joules}");
         assert!(meter.take().unwrap() < f64::EPSILON);
-        // Joules that nobody measured are none, not 0.
+        // If no energy was measured, the result is an error, not 0 J.
         let lost = source.metered(&meter, || {
             fs::remove_dir_all(&folder)?;
             let deadline = Instant::now() + Duration::from_secs(60);

@@ -14,7 +14,7 @@ pub struct Progress(ProgressBar);
 impl Progress {
     /// Begins a step of `total` units.
     pub fn new(what: &'static str, total: u64) -> Self {
-        // Draws nothing where standard error is no terminal.
+        // The bar draws nothing if standard error is not a terminal.
         let bar = ProgressBar::new(total).with_message(what);
         if let Ok(style) =
             ProgressStyle::with_template("{msg:18} {wide_bar} {percent:>3} % {eta:>4}")
@@ -25,7 +25,7 @@ impl Progress {
         Self(bar)
     }
 
-    /// Begins a step that cannot say how far it is: shows that it runs, and for how long.
+    /// Begins a step whose progress is unknown: shows that it runs, and for how long.
     pub fn waiting(what: &'static str) -> Self {
         let spinner = ProgressBar::new_spinner().with_message(what);
         if let Ok(style) = ProgressStyle::with_template("{msg:18} {spinner} {elapsed}") {
@@ -40,7 +40,7 @@ impl Progress {
         self.0.inc(units);
     }
 
-    /// Takes the bar off the screen.
+    /// Removes the bar from the screen.
     pub fn finish(&self) {
         self.0.finish_and_clear();
     }

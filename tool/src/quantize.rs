@@ -125,7 +125,7 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, ToolError> {
     };
     let jobs = jobs(args, &tensors, imatrix.as_ref(), &transforms)?;
     if imatrix.is_some() && !uses_statistics(args, &jobs) {
-        // It is a note and no error, because llama-quantize accepts statistics with each type.
+        // Only a note, not an error: llama-quantize accepts statistics with every type.
         say(
             "--imatrix changes nothing: no weight of the model's blocks becomes a type of 3, 4 or 5 bits",
         );
@@ -183,7 +183,7 @@ fn check_options(args: &QuantizeArgs) {
 
 fn check_model(header: &Header) -> Result<(), ToolError> {
     model::architecture(header)?;
-    // Those of adapters end in lora_a and lora_b; a file of a vocabulary has none.
+    // Adapters have names that end in lora_a and lora_b, and a vocabulary file has no weights.
     if !header.tensors.iter().any(is_weight) {
         let kind = header.get("general.type").and_then(Value::as_str);
         let kind = kind.map_or(String::new(), |kind| format!(" (general.type is {kind})"));
@@ -204,15 +204,15 @@ fn check_model(header: &Header) -> Result<(), ToolError> {
     Ok(())
 }
 
-/// Finds the scales of every group.
+/// Finds the scales of every group of weights that are scaled together.
 fn scale(args: &QuantizeArgs, file: &File, imatrix: &Imatrix) -> Result<Transforms, ToolError> {
     let groups = awq::groups(file.header())?;
     let progress = Progress::new("searching scales", groups.len() as u64);
     let recipe = args.recipe();
     let searched = |tensor: &TensorInfo| match recipe.format_of(&tensor.name, tensor)? {
-        // Low-power blocks have levels of 4 bits, whatever the type of the file is.
+        // The weights of low-power blocks have 4-bit levels, whatever the file's type is.
         format if format == args.format => Some(args.lpbq.map_or(format, |_| Format::Q4_0)),
-        // A weight that is not quantized among those that are loses nothing.
+        // A weight that stays unquantized loses nothing, so it does not influence the search.
         format => format.dtype().is_quantized().then_some(format),
     };
     let mut transforms = Transforms::new();
@@ -273,12 +273,12 @@ fn jobs<'a>(
     let job = |name: &str, source: &'a TensorInfo| -> Result<TensorJob<'a>, ToolError> {
         let transform = transforms.get(name);
         let format = match (args.recipe().format_of(name, source), transform) {
-            // Norms and biases are F32 in every model; so are the ones that are scaled.
+            // Norms and biases are F32 in every model, so scaled ones are stored as F32, too.
             (None, Some(_)) => Some(Format::F32),
             (format, _) => format,
         };
         let transform = transform.cloned().unwrap_or_default();
-        // llama-imatrix leaves out the head unless it is asked for.
+        // llama-imatrix has no statistics of the head unless the user asks for them.
         let weighted = is_weight(source) && source.name.starts_with("blk.");
         let lpbq = (args.lpbq).filter(|_| weighted && format == Some(args.format));
         let uses_importance = lpbq.is_some() || format.is_some_and(Format::uses_importance);

@@ -1,5 +1,5 @@
-//! `ggml-npu repack`: the weights of a model as a chip wants them, in a file that they are loaded
-//! from.
+//! `ggml-npu repack`: the weights of a model in a chip's layout, in a file from which they are
+//! loaded.
 
 mod feedback;
 
@@ -126,7 +126,8 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
         };
         form.write(&weight, &mut writer, |range| {
             progress.add(range.len() as u64);
-            // The bytes that were read are not needed again, so memory stays that of a piece.
+            // The bytes are not needed again, so releasing them keeps memory at the size of one
+            // piece.
             file.release(tensor, range);
             true
         })?;
@@ -179,7 +180,7 @@ fn check_rules(
     let weights = header.tensors.iter().filter(is_taken);
     let names: Vec<&str> = weights.map(|tensor| tensor.name.as_str()).collect();
     if names.is_empty() {
-        // The types of the weights are the reason, which another message names.
+        // Nothing is packed because of the weights' types, which another message explains.
         return Ok(());
     }
     let checked = config.rules.check(&names);
@@ -202,7 +203,7 @@ fn find_in<T>(
         if found.is_some() {
             return found;
         }
-        // Pages that this chunk shares with the last one, too.
+        // Including the page that this chunk shares with the previous one.
         file.release(
             tensor,
             first.saturating_sub(CHECK_BYTES)..first + bytes.len(),
@@ -211,8 +212,8 @@ fn find_in<T>(
     None
 }
 
-/// Refuses numbers that no scale can be found for. Blocks of quantized types are checked by what
-/// packing makes of them.
+/// Refuses numbers that no scale can be found for. Blocks of quantized types are checked after
+/// packing.
 fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), ToolError> {
     let index = find_in(file, tensor, |first, bytes| {
         let index = not_finite(tensor.dtype, bytes)?;
@@ -271,7 +272,7 @@ fn is_rotated(form: &Form) -> bool {
 
 /// Returns the mean square of each input of an INT8 or INT4 weight, if they are known. Those of
 /// experts in INT8 are not used. Weights in INT8 and outside of the model's blocks may have none:
-/// llama-imatrix leaves out the head unless it is asked for, and always one that is the embeddings.
+/// llama-imatrix leaves out the head by default, and always if it shares the embeddings.
 ///
 /// # Errors
 /// Text that names a weight that cannot be packed with statistics.
@@ -315,7 +316,8 @@ fn say_without_statistics(jobs: &[RepackJob], means: &[Option<&[f32]>]) -> Resul
     Ok(())
 }
 
-/// Returns the weights that the chip takes. A line names those of them that cannot be packed here.
+/// Returns the weights that the chip accepts. Prints a line for each one that cannot be packed
+/// here.
 fn jobs<'a>(file: &'a File, chip: &Chip) -> Vec<RepackJob<'a>> {
     let tied = chip::is_tied(file.header());
     let mut jobs = Vec::new();
@@ -330,7 +332,7 @@ fn jobs<'a>(file: &'a File, chip: &Chip) -> Vec<RepackJob<'a>> {
             ));
             continue;
         }
-        // The device does not multiply it in F16 either.
+        // Beyond F16's range, the device does not use F16 for it at run time either.
         if let Some(value) = beyond_f16(file, tensor, &form) {
             let name = &tensor.name;
             say(format_args!(

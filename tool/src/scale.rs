@@ -54,7 +54,7 @@ enum ScaleAction {
     Report(report::ReportArgs),
 }
 
-/// Likeliest tokens of which self-certainty is computed.
+/// Number of likeliest tokens from which self-certainty is computed.
 const CERTAINTY_TOKENS: usize = 20;
 
 /// Returns the name of a choice on the command line.
@@ -206,7 +206,8 @@ fn start(args: &RunArgs) -> Result<Option<LocalServer>, Error> {
         program: args.server_bin.clone(),
         model: model.clone(),
         slots,
-        // A prompt is kept once for all of its completions; steps of a search may not be.
+        // Plain sampling stores a prompt once for all completions; a search by steps may need a
+        // copy for each slot.
         context: match args.is_by_steps() {
             true => slots * (PROMPT_TOKENS + args.max_tokens),
             false => PROMPT_TOKENS + slots * args.max_tokens,
@@ -249,7 +250,7 @@ fn kept(output: &Path, error: &Error) -> String {
 /// A plus-minus model's text, and its signs for good and bad steps.
 const REWARD: [&str; 3] = ["{question}\n\n{steps}", "+", "-"];
 
-/// Makes the scorer, which may ask another server. Also returns those settings that are the
+/// Makes the scorer, which may use another server. Also returns those settings that are the
 /// scorer's.
 fn make_scorer(
     args: &RunArgs,
@@ -294,8 +295,8 @@ fn make_scorer(
     Ok((Some(scorer), settings))
 }
 
-/// Returns what must be the same for entries of one journal. How many problems, and where the
-/// server is, may change.
+/// Returns the settings that must be equal for all entries of one journal. How many problems, and
+/// where the server is, may change.
 fn settings(
     args: &RunArgs,
     server: &LlamaServer,

@@ -8,8 +8,8 @@ pub const PANEL: [f64; 2] = [1000.0, 500.0];
 pub const PLOT: [Range<f64>; 2] = [80.0..790.0, 50.0..440.0];
 /// Distance of two names.
 pub const NAME_HEIGHT: f64 = 18.0;
-/// Colours of the lines, which people with colour blindness tell apart, too. The eighth line takes
-/// the first one again.
+/// Colours of the lines, which people with colour blindness can distinguish, too. The eighth line
+/// uses the first colour again.
 ///
 /// SOURCE: Okabe and Ito, Color Universal Design, 2008, without yellow, which is too light on
 /// white.
@@ -37,7 +37,8 @@ pub fn document(panels: impl Iterator<Item = String>) -> String {
     svg + "</svg>\n"
 }
 
-/// An axis, on which values from `values.start` to `values.end` lie from `at.start` to `at.end`.
+/// An axis, which maps values from `values.start` to `values.end` to places from `at.start` to
+/// `at.end`.
 #[derive(Debug)]
 pub struct Axis {
     values: Range<f64>,

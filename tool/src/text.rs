@@ -1,6 +1,6 @@
-//! Text for the terminal. What files, paths and variables hold is foreign: it may not move the
-//! cursor, change colours or look like a line that the tool wrote. The tool's own colours reach
-//! terminals only, and none if `NO_COLOR` is set.
+//! Text for the terminal. The contents of files, paths and variables are foreign: they may not move
+//! the cursor, change colours or look like a line that the tool writes. The tool's own colours
+//! reach terminals only, and none if `NO_COLOR` is set.
 
 use std::fmt::{Display, Write as _};
 use std::io::{self, ErrorKind, Write as _};
@@ -48,7 +48,7 @@ pub fn verdict(is_good: bool, text: impl Display) -> String {
     format!("{style}{text}{style:#}")
 }
 
-/// A column of a table: its name, and the side on which its cells lie.
+/// A column of a table: its name, and the alignment of its cells.
 #[derive(Clone, Copy, Debug)]
 pub enum Column {
     /// Text, on the left.
@@ -80,8 +80,8 @@ pub fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) ->
     heading(names) + rows
 }
 
-/// Characters that are said of the beginning and of the end of a long line: a parser may repeat a
-/// text of a megabyte.
+/// Number of characters shown from the beginning and from the end of a long line, because a parser
+/// may repeat a text of a megabyte.
 const SAID: [usize; 2] = [2000, 500];
 
 fn shortened(line: String) -> String {
@@ -96,7 +96,7 @@ fn shortened(line: String) -> String {
 
 /// Writes a line to standard error.
 pub fn say(line: impl Display) {
-    // A closed standard error does not fail the command.
+    // A closed standard error must not make the command fail.
     let _ = writeln!(io::stderr().lock(), "{}", shortened(escaped(line)));
 }
 
@@ -111,7 +111,7 @@ pub fn fail(reason: impl Display) {
 /// - `text`: lines; foreign text in them was passed through [`escaped`]
 ///
 /// # Errors
-/// The system's, other than a closed pipe.
+/// An error of the system, other than a closed pipe.
 pub fn print(text: &str) -> Result<(), ToolError> {
     match anstream::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
@@ -128,7 +128,7 @@ pub fn print_json(report: &impl Serialize) -> Result<(), ToolError> {
     let json = serde_json::to_string_pretty(report)?;
     let mut out = String::with_capacity(json.len() + 1);
     for c in json.chars() {
-        // Line feeds are between values: serde_json escapes those of strings.
+        // Line feeds are between values only, because serde_json escapes those in strings.
         match c != '\n' && is_obeyed(c) {
             true => write!(out, "\\u{:04x}", u32::from(c))?,
             false => out.push(c),

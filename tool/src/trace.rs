@@ -74,7 +74,8 @@ struct OperationSum {
     /// Measured, on the NPU's side.
     device_us: f64,
     modelled_us: f64,
-    /// The track on which most time passed by the cost model, of those after the queue.
+    /// The track with the most time by the cost model, not counting those of the host and of the
+    /// queue.
     longest: Option<String>,
     #[serde(skip)]
     tracks: BTreeMap<u64, f64>,
@@ -82,7 +83,7 @@ struct OperationSum {
 
 #[derive(Debug, Default, Serialize)]
 struct DeviceSum {
-    /// Its name, and what is measured.
+    /// The device's name, and the measured unit.
     device: String,
     graphs: usize,
     operations: Vec<OperationSum>,
@@ -122,7 +123,7 @@ fn read(path: &Path) -> Result<Vec<TraceEvent>, ToolError> {
         Ok(events) => return Ok(events),
         Err(error) => error,
     };
-    // An event ends with its line, so what follows the last whole line is cut off.
+    // An event ends with its line, so an incomplete last line is dropped.
     let lines = text.rsplit_once('\n').map_or("", |(lines, _)| lines);
     let events = lines.trim_end().trim_end_matches(',');
     serde_json::from_str(&format!("{events}]")).map_err(|_| {
@@ -143,7 +144,7 @@ fn sums(events: Vec<TraceEvent>) -> Vec<DeviceSum> {
             ("M", "process_name", Some(name)) => drop(names.insert(pid, name)),
             ("M", "thread_name", Some(name)) => drop(tracks.insert(tid, name)),
             ("X", ..) => {
-                // The bar of a whole graph has no shape.
+                // The bar of a whole graph has no shape, and is skipped.
                 let Some(shape) = args.shape else {
                     graphs.entry(pid).or_default().extend(args.graph);
                     continue;

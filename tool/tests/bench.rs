@@ -1,6 +1,6 @@
-//! Proves that `ggml-npu bench` times what it was asked for on simulated devices, says in each
-//! output that they are simulated, finds from where on they are faster than given times of the CPU,
-//! and writes what the backend then reads.
+//! Proves that `ggml-npu bench` measures the requested products on simulated devices, shows in each
+//! output that they are simulated, finds the M from which they are faster than given times of the
+//! CPU, and writes the settings that the backend then reads.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 const SMALL: [&str; 4] = ["--rows", "1,2,4", "--shapes", "64x192"];
 
-/// A folder of one test's own, empty.
+/// An empty folder for one test.
 fn folder(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&path);
@@ -79,7 +79,8 @@ fn energy_is_that_of_the_source_and_its_column_is_empty_without_one() {
         std::fs::write(folder.join("power"), "2500000\n").unwrap();
         let with = row(&["--power", source]);
         assert_eq!(with["watts"], 2.5, "{with}");
-        // Half the energy of a run, which is the power times the mean time: at least the least one.
+        // The power times the mean time of a run. The minimum time gives a lower bound, of which
+        // half is allowed.
         let energy = with["millijoules_per_row"].as_f64().unwrap();
         let least = 2.5 * with["microseconds"].as_f64().unwrap() / 1e3 / 2.0;
         assert!((0.9 * least..1000.0 * least).contains(&energy), "{with}");
@@ -110,13 +111,12 @@ fn every_output_says_that_times_are_the_stand_in_s() {
         let lines: Vec<&str> = lines.take(12).collect();
         assert!(lines[0].contains("(simulated)"), "{table}");
         assert!(lines[1].starts_with("simulated: "), "{table}");
-        // Three types and three numbers of rows, each with its share.
+        // Three types and three numbers of rows, each with its percentage.
         let shares = lines[3..12].iter().filter(|line| line.contains(" %"));
         assert_eq!(shares.count(), 9, "{table}");
     }
     let image = std::fs::read_to_string(&svg).unwrap();
-    // A panel for each device with a line for each type, which goes through a point for each number
-    // of rows.
+    // Each device has a panel, with a line for each type through a point for each number of rows.
     assert_eq!(image.matches("(simulated)").count(), 2, "{image}");
     let lines: Vec<&str> = image.split("<polyline points=\"").skip(1).collect();
     assert_eq!(lines.len(), 2 * 3, "{image}");
@@ -163,7 +163,7 @@ fn every_output_says_that_times_are_the_stand_in_s() {
     for row in rows {
         let number = |key: &str| row[key].as_f64().unwrap();
         assert_eq!(row["simulated"], true);
-        // INT8 on Rockchip; blocks of 18 bytes for 32 on Hexagon.
+        // INT8 on Rockchip; on Hexagon, blocks of 18 bytes for 32 elements.
         let bytes = if row["device"] == "HEX0" {
             64.0 * 192.0 / 32.0 * 18.0
         } else {
@@ -182,8 +182,8 @@ fn every_output_says_that_times_are_the_stand_in_s() {
     }
 }
 
-/// Hexagon multiplies few weights in F32 as they are: no limit of the chip is known for that. They
-/// had a rate of 0.00 GB/s and were bound by memory.
+/// Hexagon multiplies small F32 weights unpacked, for which no limit of the chip is known.
+/// Regression: they were shown with a rate of 0.00 GB/s and bound by memory.
 #[test]
 fn a_rate_and_a_bound_that_are_not_known_are_not_printed() {
     let none = folder("tool_bench_unknown").join("none.conf");
@@ -191,7 +191,7 @@ fn a_rate_and_a_bound_that_are_not_known_are_not_printed() {
     let table = bench("hexagon-v75", &none, &args);
     let row = done(&table).lines().find(|line| line.starts_with("F32"));
     let cells: Vec<&str> = row.unwrap().split_whitespace().collect();
-    // GB/s, the share of the limit, and the limit.
+    // GB/s, the percentage of the limit, and the limit.
     assert_eq!([cells[5], cells[7], cells[8]], ["-"; 3], "{cells:?}");
     assert!(cells[6].parse::<f64>().is_ok(), "{cells:?}");
     let csv = bench("hexagon-v75", &none, &[&args[..], &["--csv"]].concat());
@@ -243,7 +243,7 @@ fn the_backend_reads_from_where_on_the_npu_is_faster() {
     };
     assert_eq!((min_m(Some("rk3588")), min_m(None)), (3, 9));
 
-    // Hexagon leaves nothing to the CPU.
+    // Hexagon computes all of it, so nothing goes to the CPU.
     let output = bench("hexagon-v75", &settings, &args);
     assert!(done(&output).contains("there is nothing to set"));
     assert_eq!(std::fs::read_to_string(&settings).unwrap(), written);
@@ -271,7 +271,7 @@ fn a_named_file_that_does_not_exist_is_made_and_others_do_not_count() {
     let folder = folder("tool_bench_new");
     let new = folder.join("folder/new.conf");
     let cpu = cpu_times(&folder);
-    // The user's file is not read, because another one is named.
+    // The user's default file is not read, because another one is named.
     std::fs::write(folder.join("ggml-rust-npu.conf"), "no setting\n").unwrap();
     let args = [&SMALL[..], &["--types", "q8_0", "--cpu", &cpu]].concat();
     let run = |more: &[&str]| {
@@ -414,7 +414,7 @@ fn segments_of_k_are_timed_and_the_planner_uses_the_ones_that_are_written() {
     let text = std::fs::read_to_string(&conf).unwrap();
     assert!(text.contains("min_m.rk3588 = 7 # mine\n"), "{text}");
     assert!(!text.contains("= 256"), "{text}");
-    // What the planner makes of such a file.
+    // The planner's choices with such a file.
     let planned = |chips: &str, text: &str| {
         std::fs::write(&conf, text).unwrap();
         let config = Config::from_lookup(|name| match name {
@@ -429,7 +429,7 @@ fn segments_of_k_are_timed_and_the_planner_uses_the_ones_that_are_written() {
     let both = "k_max_int8.rk3588.simulated = 1024\nk_max_fp16.rk3588 = 2048\n";
     assert_eq!(planned("rk3588", both), (1024, 4096));
     assert_eq!(planned("", both), (8192, 2048));
-    // A run with such segments is right, too.
+    // Results with these segments are right, too.
     std::fs::write(&conf, both).unwrap();
     done(&bench(
         "rk3588",
@@ -460,7 +460,8 @@ fn segments_of_a_device_that_is_not_chosen_are_not_timed() {
     done(&run("rknpu0"));
 }
 
-/// The settings were replaced by the chip's own largest K, though nothing had been compared.
+/// Regression: the settings were replaced by the chip's own largest K, though nothing had been
+/// compared.
 #[test]
 fn segments_of_no_long_k_are_not_timed_and_settings_stay() {
     let conf = folder("tool_bench_no_segments").join("segments.conf");
@@ -479,12 +480,12 @@ fn segments_of_no_long_k_are_not_timed_and_settings_stay() {
     assert_eq!(std::fs::read_to_string(&conf).unwrap(), old);
 }
 
-/// Sizes that no candidate splits took the same time with each, which hid differences of the
-/// others.
+/// Regression: sizes that no candidate splits needed the same time with each candidate, which hid
+/// the differences of other sizes.
 #[test]
 fn a_candidate_is_timed_on_the_shapes_that_it_splits_alone() {
     let conf = folder("tool_bench_short").join("none.conf");
-    // The device does not take the short size, so it cannot be timed.
+    // The device refuses the short size, so it cannot be timed.
     let args = ["--segments", "-m", "1", "-s", "2080x64,48x64"];
     let output = bench("rk3588", &conf, &args);
     let table = done(&output);

@@ -1,5 +1,5 @@
-//! Proves that `ggml-npu devices`, `inspect` and `generate` say what there is and why the rest is
-//! not, in text and in JSON, with exit codes for scripts.
+//! Proves that `ggml-npu devices`, `inspect` and `generate` report the available devices and
+//! weights, and the reasons for missing ones, in text and in JSON, with exit codes for scripts.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -47,7 +47,7 @@ fn simulated_devices_are_listed_and_tested() {
     assert_eq!(variable, "GGML_RUST_NPU_SIM=rk3588,hexagon-v75");
 }
 
-/// Variables, the exit code, and what is said.
+/// Variables, the exit code, and the output.
 type Case = (
     &'static [(&'static str, &'static str)],
     i32,
@@ -57,7 +57,7 @@ type Case = (
 #[test]
 fn a_device_that_is_not_there_has_a_reason_and_an_exit_code() {
     let cases: [Case; 7] = [
-        // Whoever names a library expects an NPU, also where nothing else shows one.
+        // A user who names a library expects an NPU, even if nothing else suggests one.
         (
             &[("GGML_RUST_NPU_RKNN_LIB", "/no/such.so")],
             3,
@@ -143,7 +143,7 @@ fn the_vendor_s_library_is_looked_for_by_both_of_its_names() {
 
 #[test]
 fn a_self_test_that_fails_later_is_a_failure() {
-    // The test at start makes ten multiplications in each of two arithmetics, on one core.
+    // The start-up test makes ten multiplications in each of two precisions, on one core.
     let variables = [
         ("GGML_RUST_NPU_SIM", "rk3566"),
         ("GGML_RUST_NPU_SIM_FAULTS", "rknn_matmul_run:21+=-1"),
@@ -196,7 +196,7 @@ fn each_weight_has_a_path_or_a_reason() {
     };
     let rows = places(&quantized, "rk3588", "attn_k=cpu");
     starts(&rows[0], "cpu", "no matrix");
-    // Without an output head of its own, the embeddings are multiplied, too; they have few rows.
+    // Without a separate output head the embeddings are multiplied as well; they have few rows.
     starts(&rows[1], "npu", "FP16");
     starts(&rows[2], "npu", "INT8");
     starts(&rows[3], "cpu", "weights of this type, size or name");
@@ -208,7 +208,7 @@ fn each_weight_has_a_path_or_a_reason() {
     starts(&places(&plain, "rk3566", "")[2], "cpu", refused);
     let rows = places(&plain, "hexagon-v73", "");
     starts(&rows[2], "npu", "F32, as it is");
-    // More elements than are multiplied in FP32: 2^20.
+    // Weights of more than 2^20 elements are not multiplied in FP32.
     starts(&rows[4], "npu", "F16, converted, tiles");
 
     let output = run(&["inspect", plain.to_str().unwrap()], &[]);
@@ -334,7 +334,7 @@ fn the_recorded_screen_has_the_devices_as_they_are_listed_today() {
     let (_, after) = recorded.split_once("ggml-npu devices\n").unwrap();
     let (recorded, _) = after.split_once("\n\n").unwrap();
     let output = run(&["devices"], &[("GGML_RUST_NPU_SIM", "hexagon-v75")]);
-    // Memory, threads and what else was looked for are the machine's.
+    // Memory, threads and other facts about the machine are not compared.
     let shown = |text: &str| -> Vec<String> {
         let lines = text.lines().filter(|line| !line.starts_with("- "));
         lines

@@ -1,5 +1,5 @@
-//! Proves that the tool never destroys a file that it reads, puts outputs in their place whole or
-//! not at all, and leaves the kind and the permissions of what was there as they were.
+//! Proves that the tool never destroys a file that it reads, replaces an output completely or not
+//! at all, and keeps the kind and the permissions of the old file.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[expect(
@@ -215,9 +215,9 @@ fn an_interrupted_quantization_leaves_nothing_and_keeps_what_was_there() {
     interrupt::leaves_nothing(&args, &folder, &out);
 }
 
-/// A limit of 768 KiB for each file stands for a disk that is full. The NPU's memory counts as
-/// files, too, and the self-test's is larger than that, so the limit begins when power is measured,
-/// which is when the device is open.
+/// A limit of 768 KiB for each file simulates a full disk. The NPU's memory counts as files, too,
+/// and the self-test's is larger than that, so the limit begins when power is measured, which is
+/// when the device is open.
 #[test]
 fn settings_are_as_they_were_when_the_disk_is_full() {
     let folder = folder("tool_files_full");
@@ -227,7 +227,7 @@ fn settings_are_as_they_were_when_the_disk_is_full() {
     let line = "MUL_MAT(type_a=q8_0,type_b=f32,m=32,n=1,k=32,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=0,o=1,src_overlap=0,\
                 m_v=0,pad=0): 852 runs - 1.0 us/run\n";
     fs::write(&times, line).unwrap();
-    // The first reading is at the start.
+    // The first reading is written at the start.
     let started = self::folder("tool_files_full_started").join("started");
     let power = format!(
         "command:if [ -e '{0}' ]; then prlimit --pid $PPID --fsize=786432; else : >'{0}'; fi && echo 1",

@@ -11,7 +11,7 @@ use common::Model;
 use ggml_rust_npu::gguf::GgmlType;
 use serde_json::Value;
 
-/// So fast that only memory takes time.
+/// A rate at which only memory needs time.
 const NO_PACKETS: [&str; 2] = ["--packets-per-us", "1e15"];
 
 const EMBED: usize = 256;
@@ -34,7 +34,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap()
 }
 
-/// Two layers with heads of `head` elements, and `experts` of which a token takes two.
+/// Two layers with heads of `head` elements, and `experts` experts, two of them for each token.
 fn llama(head: usize, experts: usize) -> Model {
     let mut model = Model::new("general.architecture", "llama");
     model.number("llama.block_count", 2);
@@ -81,7 +81,7 @@ fn memory_takes_the_bytes_of_weights_and_cache_at_its_rate() {
     ];
     let found = report(&path, &[&rate[..], &NO_PACKETS].concat());
     let step = &found["generation"][0];
-    // Keys and values, two bytes an element, in two layers.
+    // Keys and values (2), of two bytes (2), in two layers (2).
     let cache = 2 * 2 * 2 * KV_HEADS * 64 * 1000;
     assert_eq!(found["cache_bytes_per_token"], cache / 1000);
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
@@ -94,7 +94,7 @@ fn memory_takes_the_bytes_of_weights_and_cache_at_its_rate() {
     assert!((number(&step["tokens_per_s"]) * us / 1e6 - 1.0).abs() < 1e-9);
 }
 
-/// F32 took four bytes, and next to no packets, as did BF16.
+/// Regression: F32 and BF16 counted with four bytes and almost no packets.
 #[test]
 fn weights_take_the_bytes_and_packets_of_the_type_that_the_npu_holds() {
     const ROWS: usize = 4160;
@@ -112,11 +112,11 @@ fn weights_take_the_bytes_and_packets_of_the_type_that_the_npu_holds() {
         })
     };
     let of_f16 = step(GgmlType::F16, ROWS);
-    // More than 2^20 elements in F32.
+    // More than 2^20 elements, so F32 is converted to F16.
     for dtype in [GgmlType::BF16, GgmlType::F32] {
         assert_eq!(step(dtype, ROWS), of_f16, "{}", dtype.name());
     }
-    // Few elements stay in F32, whose products take no fewer packets.
+    // Small weights stay in F32. Converting them would not save packets.
     let (plain, halved) = (step(GgmlType::F32, 1024), step(GgmlType::F16, 1024));
     for (plain, halved) in plain.iter().zip(halved) {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
@@ -161,7 +161,7 @@ fn more_sequences_read_weights_once_and_caches_of_their_own() {
     let own = report(&path, &[&args[..], &NO_PACKETS].concat());
     let shared = report(&path, &[&args[..], &NO_PACKETS, &["--shared"]].concat());
     let bytes = |found: &Value, i: usize| number(&found["generation"][i]["weight_bytes"]);
-    // Both experts at all times: the same bytes.
+    // Both experts are used for every token, so the bytes are equal.
     assert!((bytes(&own, 0) - bytes(&own, 1)).abs() < 1.0);
     let us = |found: &Value, i: usize| number(&found["generation"][i]["step_us"]);
     let cache_us = us(&own, 1) - us(&own, 0);
@@ -265,7 +265,8 @@ fn a_rockchip_s_report_has_a_row_for_each_context_and_refuses_a_hexagon_s_rates(
     }
 }
 
-/// A model of the shape of Qwen3-4B, of which others published speeds: one layer has all bytes.
+/// A model of the shape of Qwen3-4B, for which others published speeds; one layer has all of its
+/// bytes.
 #[test]
 fn published_speeds_stand_beside_the_band_that_fits_them() {
     let path = common::folder("model-published").join("model.gguf");
@@ -310,7 +311,7 @@ fn published_speeds_stand_beside_the_band_that_fits_them() {
         text.contains("   520    9.2  Q4_0, ggml-hexagon, X Elite"),
         "{text}"
     );
-    // Nobody published one of this model on this chip.
+    // There is no published figure for this model on this chip.
     let found = report(&path, &["--chip", "hexagon-v79"]);
     assert!(found["published"].as_array().unwrap().is_empty());
 }
@@ -363,7 +364,7 @@ fn models_that_it_does_not_know_are_refused_by_name() {
 /// Writes a model whose heads of keys and values are an array of a number for each layer.
 fn write_with_array(model: &mut Model, path: &Path, kv_heads: &[u32]) {
     const KEY: &str = "llama.attention.head_count_kv";
-    // This entry is as long as that of the array, so that all that follows keeps its place.
+    // This entry has the same length as the array's, so that everything after it keeps its place.
     let long = "x".repeat(KEY.len() + 8 + 4 * kv_heads.len());
     model.forget(KEY);
     model.number(&long, 0);
@@ -397,7 +398,7 @@ fn heads_of_keys_and_values_are_those_of_each_layer() {
     llama(64, 1).write(&number);
     write_with_array(&mut llama(64, 1), &array, &[2, 2]);
     assert_eq!(report(&number, &[]), report(&array, &[]));
-    // One layer with fewer KV heads, and one without attention.
+    // One layer has fewer KV heads, and one has no attention.
     let bytes = |kv_heads: &[u32]| {
         write_with_array(&mut llama(64, 1), &array, kv_heads);
         report(&array, &[])["cache_bytes_per_token"]
@@ -431,7 +432,7 @@ fn heads_of_keys_and_values_are_those_of_each_layer() {
     }
 }
 
-/// The first took 343 GB of memory, and the last was a panic.
+/// Regression: the first allocated 343 GB of memory, and the last panicked.
 #[test]
 fn more_layers_than_there_are_tensors_of_are_refused_by_the_number() {
     let path = common::folder("model-layers").join("model.gguf");

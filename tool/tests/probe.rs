@@ -1,5 +1,5 @@
-//! Proves that `ggml-npu devices --probe` prints what docs/guide/probe.md says, on every kind of
-//! chip, says `simulated` where it is, and tells nothing about people.
+//! Proves that `ggml-npu devices --probe` prints the keys in docs/guide/probe.md on every kind of
+//! chip, marks simulated values with `simulated`, and reveals nothing about people.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::ffi::OsStr;
@@ -179,7 +179,7 @@ fn a_library_that_does_not_load_is_a_reason_without_the_home_folder() {
     lines(&report);
 }
 
-/// Any variable of another program was enough for a panic.
+/// Regression: any such variable of another program was enough for a panic.
 #[test]
 fn variables_that_are_not_utf_8_are_shown_with_a_sign_for_each_wrong_byte() {
     let [home, wrong] =
@@ -286,7 +286,7 @@ fn reports_in_the_tree_are_of_this_tree() {
             "hex0"
         };
         if device == "rknpu0" {
-            // A machine with one NPU says why it has not the other.
+            // On a machine with one NPU, the report gives the reason why the other one is missing.
             let lines = report.split_inclusive('\n');
             report = lines.filter(|line| !line.starts_with("hex0.")).collect();
         }

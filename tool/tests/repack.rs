@@ -1,5 +1,5 @@
-//! Proves that `ggml-npu repack` writes what a device of the chip would pack, all or nothing,
-//! within bounded memory, and that `inspect` shows it and finds what does not fit.
+//! Proves that `ggml-npu repack` writes the same bytes as a device of the chip would pack, all or
+//! nothing, within bounded memory, and that `inspect` shows them and finds mismatches.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -122,9 +122,10 @@ fn a_pack_holds_what_the_chip_takes_and_inspect_shows_it() {
     );
     let rows = rows(&report);
     for ((name, layout, error), (want, low, high)) in rows.iter().zip([
-        // Q8_0 is not a grid of FP16: 11 bits of 8 bits times a scale.
+        // Q8_0 is not exact in FP16: a level of 8 bits times a scale of 11 bits is rounded to 11
+        // bits.
         ("Rockchip FP16", 0.0, 1e-7),
-        // absmax / 127 / sqrt(12), in standard deviations of a normal row, of which absmax is 2 to
+        // absmax / 127 / sqrt(12), in standard deviations of a normal row, where absmax is 2 to
         // 4.5.
         ("Rockchip INT8", 1e-5, 1.1e-4),
         ("Rockchip INT4", 3e-3, 3e-2),
@@ -135,7 +136,7 @@ fn a_pack_holds_what_the_chip_takes_and_inspect_shows_it() {
             "{name}: {error:.2e} is not between {low:.0e} and {high:.0e}"
         );
     }
-    // A pack is of one chip, and no plan for another one.
+    // A pack belongs to one chip, so there is no plan for another.
     let output = run(&["inspect", path(&pack), "--chip", "rk3588"]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let error = "--chip is for models";
@@ -149,7 +150,7 @@ fn a_pack_holds_what_the_chip_takes_and_inspect_shows_it() {
     ] {
         assert!(shown.contains(word), "{word:?} is not in {shown}");
     }
-    // Calibration counts where there is INT4 alone.
+    // Calibration applies to INT4 only.
     let before = fs::read(&pack).unwrap();
     let output = run(&[
         &args[..],
@@ -288,7 +289,7 @@ fn a_head_without_statistics_is_rounded_as_without_an_imatrix() {
     compare();
 }
 
-/// They may be for the backend, or for other models.
+/// These variables may be for the backend, or for other models.
 #[test]
 fn variables_that_no_weight_is_packed_with_are_not_refused() {
     let folder = folder("tool_repack_variables");
@@ -412,7 +413,7 @@ fn a_weight_beyond_the_range_of_f16_is_left_out_by_name() {
     let folder = folder("tool_repack_beyond");
     let (from, pack) = (folder.join("model.gguf"), folder.join("model.npu"));
     let names = ["blk.3.attn_q.weight", "blk.0.attn_k.weight"];
-    // The first is the largest value of BF16 in the range of F16.
+    // The first value is the largest of BF16 that fits into F16's range.
     for (value, count) in [(65_280.0, 2), (131_072.0, 1), (-131_072.0, 1)] {
         let mut model = Model::new("general.architecture", "llama");
         let mut values = vec![0.5; 64 * 64];
@@ -497,8 +498,8 @@ fn peak_of(args: &[&str]) -> u64 {
 fn memory_is_bounded_whatever_the_size_of_the_model() {
     let folder = folder("tool_repack_memory");
     let model = folder.join("model.gguf");
-    // A piece has up to 16,384 rows for Rockchip, 32 MiB, twice: as they are in the file, whose
-    // pages count while they are mapped, and packed. The program itself has some 20 MiB.
+    // A piece has up to 16,384 rows for Rockchip (32 MiB) and exists twice: in the mapped file,
+    // whose pages count, and packed. The program itself needs about 20 MiB.
     large(&model, 80 * 1024);
     let tensor = 160 << 20;
     for chip in ["rk3588", "hexagon-v75"] {

@@ -1,5 +1,5 @@
-//! Proves that `ggml-npu scale` destroys no file that it reads or does not know, and never takes
-//! the answers of other problems for those of its own.
+//! Proves that `ggml-npu scale` destroys no file that it reads or does not know, and never mixes up
+//! the answers of different problems.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[expect(
@@ -57,7 +57,7 @@ fn server() -> String {
     let url = format!("http://{}", listener.local_addr().unwrap());
     thread::spawn(move || {
         for stream in listener.incoming() {
-            // A client that ended its connection has an error of its own.
+            // A client that closed its connection reports a separate error.
             let _ = stream.and_then(answer);
         }
     });
@@ -79,7 +79,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Returns the one line that a failed run said.
+/// Returns the single line that a failed run printed.
 fn refused(output: &Output) -> String {
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -176,7 +176,8 @@ fn a_report_never_replaces_its_samples_nor_its_model() {
     assert!(fs::read_to_string(svg).unwrap().starts_with("<svg"));
 }
 
-/// Each step was reckoned on its own, as many as there are tokens: two such numbers took an hour.
+/// Regression: each step was computed separately, once for each token, and two such numbers needed
+/// an hour.
 #[test]
 fn the_seconds_of_many_tokens_are_reckoned_at_once() {
     let inputs = Inputs::new("scale_report_seconds");
@@ -197,7 +198,8 @@ fn the_seconds_of_many_tokens_are_reckoned_at_once() {
     let most = seconds(65535, 65535 << 24);
     assert!(begun.elapsed().as_secs() < 30, "{:?}", begun.elapsed());
     assert!(most.is_finite() && most > seconds(65535, 65535 << 12));
-    // A sample of 100 tokens is 99 steps longer than one of 1, which read as many cells.
+    // A sample of 100 tokens needs 99 steps more than one of 1 token, and all steps read the same
+    // number of cells.
     let [none, one, hundred] = [0, 1, 100].map(|tokens| seconds(1, tokens));
     let (step, steps) = (one - none, hundred - none);
     assert!(
@@ -247,7 +249,7 @@ fn a_run_refuses_the_output_of_other_problems() {
         assert!(error.contains(&text), "{error}");
         assert!(fs::read(&out).unwrap() == before, "changed: {error}");
     }
-    // The same problems, and one more.
+    // The same problems, and an additional one.
     write_problems(&problems, &[["2+2", "4"], ["3+3", "6"], ["1+3", "4"]]);
     let done = solve(&url, &problems, &out);
     let said = String::from_utf8_lossy(&done.stderr);

@@ -80,7 +80,7 @@ fn checked(events: &[Value]) -> BTreeMap<u64, (String, BTreeSet<String>)> {
     for bars in bars.values_mut() {
         bars.sort_by(|a, b| a.0.total_cmp(&b.0));
         for pair in bars.windows(2) {
-            // Times have three digits after the point.
+            // Times have three digits after the decimal point.
             assert!(
                 pair[0].0 + pair[0].1 <= pair[1].0 + 0.01,
                 "{pair:?} overlap"
@@ -126,7 +126,7 @@ fn timeline_of_both_families_has_the_format_and_the_tracks() {
                 "{one}"
             );
         }
-        // With 33 rows the matrix unit has work on both.
+        // With 33 rows the matrix unit has work on both devices.
         assert!(
             events
                 .iter()
@@ -164,7 +164,7 @@ fn a_file_that_cannot_be_written_is_one_line_and_the_work_goes_on() {
         ],
         &env,
     );
-    // The tool has the backend's messages below its table.
+    // Below its table the tool prints the backend's messages.
     let error = done(&output).to_owned() + &String::from_utf8_lossy(&output.stderr);
     assert_eq!(error.matches("GGML_RUST_NPU_TRACE").count(), 1, "{error}");
     assert!(error.contains("no/such/folder/trace.json"), "{error}");

@@ -39,12 +39,12 @@ pub enum Op {
     GetRows,
 }
 
-/// A node: what it is for ggml, and for the reference.
+/// A node, in ggml's form and in the reference's.
 pub struct Step {
     pub op: Op,
     pub name: &'static CStr,
     pub node: Node,
-    /// Numbers of its operands among the values; weights are no values.
+    /// Numbers of its operands among the values; weights are not counted.
     pub from: Vec<usize>,
     pub weights: Vec<f32>,
     pub ints: Vec<i32>,
@@ -54,7 +54,7 @@ pub struct Value {
     pub ne: [usize; 4],
     pub tensor: Tensor,
     pub role: u32,
-    /// A later result is in its memory: no step after that one reads it.
+    /// A later result uses its memory, and no step after that one reads it.
     pub is_gone: bool,
 }
 
@@ -115,7 +115,7 @@ pub struct Graph {
     pub steps: Vec<Step>,
 }
 
-/// Weights of a type, and what they stand for.
+/// Returns weights of a type, and their values.
 fn weights(kind: Kind, count: usize, numbers: &mut Numbers) -> (Vec<u8>, Vec<f32>) {
     if kind.dtype == NPU_DTYPE_F16 {
         let halves: Vec<half::f16> = numbers
@@ -172,15 +172,15 @@ impl Graph {
         self.values.len() - 1
     }
 
-    /// Numbers of the values that can be read.
+    /// Returns the numbers of the values that can be read.
     fn there(&self) -> Vec<usize> {
         (0..self.values.len())
             .filter(|at| !self.values[*at].is_gone)
             .collect()
     }
 
-    /// A result, perhaps in the memory of one that nothing reads any more, as ggml's allocator has
-    /// it: also in place of the first operand, for operations that ggml computes so.
+    /// Adds a result. As with ggml's allocator, it may be in the memory of one that is no longer
+    /// read: also in place of the first operand, for operations that ggml computes in place.
     fn result(&mut self, op: Op, ne: [usize; 4], from: &[usize], input: &mut Input) -> usize {
         let in_place = matches!(
             op,
@@ -256,7 +256,7 @@ impl Graph {
     pub fn step(&mut self, input: &mut Input, numbers: &mut Numbers) {
         let kind = input.byte() % 16;
         let there = self.there();
-        // The newest one is always there.
+        // The newest value always exists.
         let a = if input.byte().is_multiple_of(2) {
             self.values.len() - 1
         } else {
@@ -293,7 +293,7 @@ impl Graph {
                 }
                 let (tensor, values) = self.weight(kind, [k, n, experts, 1], numbers);
                 (extra, factors) = (Some(tensor), values);
-                // A token uses an expert once.
+                // A token uses each expert at most once.
                 for _ in 0..planes {
                     let first = input.below(experts);
                     chosen.extend(
@@ -310,7 +310,8 @@ impl Graph {
                 (op, name, ne)
             }
             6 => {
-                // One row, or one number, for all: the first input has it in its first row.
+                // A single row, or a single number, for all rows: the first input has it in its
+                // first row.
                 let row = self.value([k, 1, 1, 1], NPU_ROLE_WEIGHTS);
                 let values = numbers.floats(k);
                 let tensor = self.values[row].tensor;
@@ -413,13 +414,13 @@ impl Graph {
             weights: factors,
             ints: chosen,
         });
-        // Results are in the order of steps after the inputs; rows that were added in between are
-        // none.
+        // The values are first the inputs, then one result for each step; rows that were added in
+        // between are not among them.
         let last = self.steps.len() - 1;
         self.steps[last].from.push(dst);
     }
 
-    /// Marks results that only the next node reads, of operations that may become one.
+    /// Marks results that only the next node reads, for operations that may be joined into one.
     pub fn mark(&mut self, input: &mut Input) {
         for at in 0..self.steps.len().saturating_sub(1) {
             let dst = *self.steps[at].from.last().expect("its result");
@@ -442,7 +443,7 @@ impl Graph {
         }
     }
 
-    /// Fills the inputs, one element of the first with `odd`.
+    /// Fills the inputs. One element of the first input is `odd`.
     pub fn fill(&mut self, numbers: &mut Numbers, odd: Option<f32>) {
         for at in 0..self.inputs {
             let mut values = numbers.floats(self.values[at].count());
@@ -455,7 +456,7 @@ impl Graph {
         }
     }
 
-    /// Spoils all results, so that none is taken for a new one.
+    /// Spoils all results, so that an old result cannot pass for a new one.
     pub fn spoil(&mut self) {
         for step in 0..self.steps.len() {
             let dst = *self.steps[step].from.last().expect("its result");

@@ -1,6 +1,6 @@
 //! Computes a graph and compares each result with the reference, which is computed in f64 from the
 //! operands that the device had, as far as they are still there. Nodes that a device leaves to the
-//! CPU are computed here, as ggml's scheduler would have it, so graphs are cut into submissions at
+//! CPU are computed here, as ggml's scheduler would do it, so graphs are cut into submissions at
 //! any place.
 
 use ggml_rust_npu::abi::*;
@@ -26,7 +26,7 @@ const ROUNDED: f64 = 1.0 / 16_777_216.0;
 impl Graph {
     fn operand(&self, value: usize, wanted: &[Option<Want>]) -> (Vec<f32>, f64) {
         match &wanted[value] {
-            // It was not stored, or is not known to be.
+            // The value was not stored, or may not have been.
             Some(want) => {
                 let error = want.errors.iter().copied().fold(0.0, f64::max);
                 (want.values.iter().map(|x| *x as f32).collect(), error)
@@ -53,7 +53,7 @@ impl Graph {
             let finite = values.iter().filter(|x| x.is_finite());
             finite.fold(0.0, |most: f64, x| most.max(double(x).abs()))
         };
-        // What becomes of NaN differs from device to device where a function compares.
+        // Where a function compares, devices treat NaN differently.
         let map = |f: &dyn Fn(f64) -> f64| -> Vec<f64> {
             let f = |x: &f32| if x.is_nan() { f64::NAN } else { f(double(x)) };
             x.iter().map(f).collect()
@@ -71,7 +71,7 @@ impl Graph {
                 .collect()
         };
         let most = largest(&x).max(largest(&y));
-        // Functions differ in their last bits, sums in their order.
+        // Functions may differ in their last bits, and sums in their order.
         let plain = |values: Vec<f64>, error: f64| Want {
             errors: values
                 .iter()
@@ -98,8 +98,8 @@ impl Graph {
             }
             Op::Clamp(low, high) => exact(map(&|x| x.clamp(double(&low), double(&high)))),
             Op::Norm { centered } => {
-                // The mean and its sum are rounded to F32. In a row of equal numbers nothing else
-                // is left, and that is divided by the root of EPS.
+                // The mean, and the sum for it, are rounded to F32. In a row of equal numbers only
+                // this error is left, and it is divided by the root of EPS.
                 let of_mean = if centered { 4.0 * ROUNDED * most } else { 0.0 };
                 let values = reference::norm(&x, k, double(&EPS), centered);
                 plain(values, (error + of_mean) * 1e3)
@@ -109,7 +109,7 @@ impl Graph {
                 let mask = vec![0.0; x.len()];
                 plain(reference::soft_max(&x, &mask, k, double(&scale)), error)
             }
-            // An angle of F32 has an error of its own after many turns.
+            // After many turns, an F32 angle is inexact.
             Op::Rope { halves } => plain(
                 reference::rope(&x, k, m, &step.ints, double(&BASE), halves),
                 2.0 * error + 1e-4 * most,
@@ -157,7 +157,7 @@ impl Graph {
             row.iter()
                 .fold(0.0, |most: f64, x| most.max(f64::from(*x).abs()))
         };
-        // The largest error of a sum of products.
+        // The largest error of a sum of products, for one row.
         let of_row = |x: &[f32], w: &[f32], value: f64| {
             let terms = x
                 .iter()
@@ -171,10 +171,10 @@ impl Graph {
                 + HALF_SMALLEST;
             let bytes = match self.device {
                 RK if is_f16 => 0.0,
-                // Both are rounded after a rotation, which leaves lengths; no number is longer than
-                // its row.
+                // Both operands are rotated, which keeps their lengths, and then rounded. No
+                // element is larger than its row's length.
                 RK => ROUNDING * 2.0 / 127.0 * length(x) * length(w),
-                // One or two rows of activations are rounded to bytes.
+                // With one or two rows, activations are rounded to bytes.
                 _ if m <= 2 || is_id => ROUNDING / 127.0 * largest(x) * length(w),
                 _ => 0.0,
             };
@@ -225,10 +225,10 @@ impl Graph {
             }
             let have = self.memory.read(&value.tensor, value.count());
             assert_eq!(have.len(), want.values.len());
-            // Beyond FP16 the matrix unit has infinities.
+            // Results beyond FP16 are infinite on the matrix unit.
             let is_wrong = |(x, want): (&f32, (&f64, &f64))| {
                 let (want, error) = want;
-                // NaN is not near anything.
+                // Written so that NaN counts as wrong.
                 let is_near = (f64::from(*x) - want).abs() <= *error;
                 want.abs() < 3e4 && error.is_finite() && !is_near
             };
@@ -251,7 +251,7 @@ impl Graph {
         }
     }
 
-    /// Computes all steps: on the device where it takes them, here where it does not.
+    /// Computes all steps: on the device if it supports them, otherwise here.
     pub fn compute(&mut self, stream: &Stream, supported: &[bool], uid: u64) {
         let mut begin = 0;
         while begin < self.steps.len() {

@@ -1,4 +1,4 @@
-//! Graphs of random operations on both families' stand-ins, through the C border: each result is
+//! Graphs of random operations on both families' stand-ins, through the C interface: each result is
 //! compared with the reference. Then the same graph is computed again, with other inputs, from
 //! memory where the device remembers it.
 //!
@@ -21,7 +21,8 @@ use libfuzzer_sys::fuzz_target;
 use build::{Graph, LARGEST, NODES};
 use test_kit::Numbers;
 
-/// Numbers that belong to their row alone: none, beyond FP16, below it, below F32's normal ones.
+/// Elements that must affect their own row only: NaN, infinity, numbers beyond FP16's range, below
+/// it, and below F32's normal numbers.
 const ODD: [f32; 8] = [
     f32::NAN,
     f32::INFINITY,
@@ -63,14 +64,14 @@ fuzz_target!(|bytes: &[u8]| {
         .iter()
         .map(|step| supports(device, &step.node))
         .collect();
-    // A result that is computed here is stored.
+    // If the CPU computes the next node, the result has to be stored.
     for at in 0..graph.steps.len() {
         let both = supported[at] && supported.get(at + 1).copied().unwrap_or(false);
         graph.steps[at].node.feeds_next &= both && device == HEX;
     }
     let stream = Stream::new(device);
     for round in 0..3 {
-        // The rounds before and after see that nothing of it stays.
+        // Odd numbers in the middle round only: the other rounds show that nothing of them is left.
         let odd = ODD.get(seed as usize >> 8 & 15).filter(|_| round == 1);
         graph.fill(&mut numbers, odd.copied());
         graph.spoil();

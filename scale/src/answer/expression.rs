@@ -10,7 +10,7 @@ const MAX_DEPTH: usize = 60;
 
 type Points = [f64; POINTS];
 
-/// Evaluates an expression; `None` if it is none.
+/// Evaluates an expression; `None` if the text is not an expression.
 ///
 /// Letters have fixed values, so that equal expressions have equal values. Words after a number are
 /// its unit and are skipped.
@@ -49,7 +49,8 @@ impl Parser {
         found
     }
 
-    /// Parses a part of a part. All recursion is through this function, which ends at the deepest.
+    /// Parses a nested part. All recursion goes through this function, which returns `None` beyond
+    /// the deepest allowed level.
     fn nested(&mut self, parse: impl FnOnce(&mut Self) -> Option<Points>) -> Option<Points> {
         if self.depth == MAX_DEPTH {
             return None;
@@ -110,7 +111,7 @@ impl Parser {
         }
     }
 
-    /// A factor after a sign may have a sign of its own.
+    /// A factor after a sign may have another sign.
     fn factor(&mut self) -> Option<Points> {
         if self.take('-') {
             return Some(self.power()?.map(|x| -x));
@@ -160,7 +161,7 @@ impl Parser {
         if self.take('{') {
             return self.group('}');
         }
-        // \frac12 is one half: the digits of a number are separate arguments.
+        // \frac12 is one half: each digit is a separate argument.
         if let Some(Token::Number(x)) = self.tokens.get(self.at)
             && x.fract() == 0.0
             && *x >= 10.0
@@ -217,7 +218,7 @@ impl Parser {
             "log" => f64::log10,
             "ln" => f64::ln,
             "exp" => f64::exp,
-            // A Greek letter. Infinity has no value: it is compared as text.
+            // Other words are Greek letters. Infinity has no value, so it is compared as text.
             "infty" => return None,
             _ if is_letter(name) => return Some(letter(name)),
             _ => return None,

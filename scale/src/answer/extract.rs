@@ -13,10 +13,10 @@ const OPERATORS: [&str; 18] = [
 /// Functions of numbers, which are calculations without an operator.
 const FUNCTIONS: [&str; 3] = ["\\frac", "\\sqrt", "√"];
 
-/// Signs of equality in a line that may be those of a calculation, counted from its end.
+/// Equals signs of a line that are considered as part of a calculation, counted from its end.
 const MAX_EQUALITIES: usize = 8;
 
-/// Words after which a text is no calculation, but a remark on it.
+/// Words after which a text is a remark on the calculation, not part of it.
 const REMARKS: [&str; 6] = ["because", "if", "since", "when", "where", "while"];
 
 /// Finds the final answer: in the last `\boxed{}`, or else after the last announcement, or else the
@@ -55,13 +55,13 @@ fn announced(text: &str) -> Option<String> {
     if let Some(formula) = formula(sentence) {
         return Some(formula.to_owned());
     }
-    // In a sentence it is the first number, or the result if the sentence is a calculation; in
-    // anything else the rest of the line.
+    // In a sentence the answer is the first number, or the result if the sentence is a calculation.
+    // Otherwise it is the rest of the line.
     let amounts = sentence
         .split('$')
         .skip(1)
         .filter(|rest| begins_with_digit(rest));
-    // A sentence that another one follows was written as a sentence, even if it is short.
+    // If another sentence follows, this one is a sentence even if it is short.
     let most_words = if sentence.len() < line.len() { 1 } else { 3 };
     let is_sentence = sentence.split_whitespace().count() > most_words || amounts.count() > 1;
     let value = defined(sentence);
@@ -75,12 +75,12 @@ fn announced(text: &str) -> Option<String> {
 }
 
 /// Returns the part of a line before the first full stop or colon that ends a sentence with a
-/// number. The full stop of an abbreviation ends none ("3 lb. + 4 lb."), and neither does the colon
-/// of a ratio.
+/// number. The full stop of an abbreviation ("3 lb. + 4 lb.") and the colon of a ratio do not end a
+/// sentence.
 fn first_sentence(line: &str) -> &str {
     let is_end = |at: usize, mark: &str| {
         let (head, rest) = (&line[..at], line[at + mark.len()..].trim_start());
-        // Bold type is no operator.
+        // Two stars are bold type here, not an operator.
         let rest = rest.trim_start_matches("**");
         let goes_on = match mark {
             ". " => rest.starts_with(char::is_lowercase),
@@ -113,16 +113,16 @@ fn defined(text: &str) -> &str {
     }
 }
 
-/// Returns the first number after the last sign of equality of a calculation. A remark may follow
-/// it, as in "3 + 4 = 7 when x = 2".
+/// Returns the first number after the last equals sign of a calculation. A remark may follow it, as
+/// in "3 + 4 = 7 when x = 2".
 fn result(text: &str) -> Option<&str> {
     let mut signs = text.rmatch_indices('=').take(MAX_EQUALITIES);
     let at = signs.find(|(at, _)| is_calculation(&text[..*at]))?.0;
     first_number(&text[at + 1..])
 }
 
-/// Returns `true` if what stands before a sign of equality is a calculation, and no remark on a
-/// number as in "5 (x = 3)" or "10 when x = 2".
+/// Returns `true` if the text before an equals sign is a calculation, and not a remark on a number,
+/// as in "5 (x = 3)" or "10 when x = 2".
 fn is_calculation(left: &str) -> bool {
     let left = left.to_ascii_lowercase();
     let has_words = left.contains(char::is_alphabetic);
@@ -164,7 +164,8 @@ fn begins_with_digit(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// Returns the first formula of a line. What is between the signs of two amounts of money is none.
+/// Returns the first formula of a line. Text between the dollar signs of two amounts of money does
+/// not count.
 fn formula(line: &str) -> Option<&str> {
     for (open, close) in [("\\(", "\\)"), ("\\[", "\\]"), ("$", "$")] {
         if let Some((_, rest)) = line.split_once(open)
@@ -221,7 +222,7 @@ fn numbers(text: &str) -> impl Iterator<Item = &str> {
         let sign = before.strip_suffix('-');
         let is_negative =
             sign.is_some_and(|rest| !rest.ends_with(|c: char| c.is_alphanumeric() || c == ')'));
-        // "-$5" keeps its sign, and ".5" its point.
+        // "-$5" keeps its minus sign, and ".5" its decimal point.
         let has_point = text[..start].ends_with('.') && !before.ends_with(char::is_alphanumeric);
         let first = match is_negative {
             true => before.len() - 1,

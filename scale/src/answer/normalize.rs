@@ -1,9 +1,8 @@
-//! One way to write an answer, of the many that mean the same.
+//! Normalizes the notation of an answer: many texts mean the same answer.
 
-/// Removes what has no meaning of its own: the signs around a formula, spaces and sizes of
-/// brackets.
+/// Removes parts without meaning: the signs around a formula, spaces and sizes of brackets.
 pub fn clean(text: &str) -> String {
-    // Bold type around an answer; between numbers the stars are a power.
+    // Stars around an answer are bold type; between numbers they are a power.
     let text = text.trim().trim_matches('*').trim_end_matches('.').trim();
     let mut text = text.replace("\\\\", "⏎").replace("\\! ", "\\!");
     for word in [
@@ -61,7 +60,7 @@ pub fn clean(text: &str) -> String {
         text = text.replace(old, new);
     }
     let text = text.trim().trim_end_matches(['.', ',']).trim();
-    // Words that are set as such, and the letter of a choice.
+    // Commands that only set words, and the letter of a choice.
     let words = text
         .strip_prefix("\\text{")
         .and_then(|rest| rest.strip_suffix('}'));
@@ -75,7 +74,7 @@ pub fn clean(text: &str) -> String {
     letter.unwrap_or(words).trim().to_owned()
 }
 
-/// Removes a command, but not a longer one that begins like it, as `\leftarrow`.
+/// Removes a command, but not a longer one that begins like it, as `\left` begins `\leftarrow`.
 fn remove_command(text: &str, command: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

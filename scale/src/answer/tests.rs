@@ -1,6 +1,6 @@
 use super::{Answer, extract};
 
-/// Pairs about which math-verify says something else: it solves equations for a letter, and tells
+/// Pairs which math-verify judges differently: it solves equations for a letter, and distinguishes
 /// an integer from a fraction that rounds to it.
 const DEVIATIONS: [(&str, &str); 2] = [("2x+y=3", "y=3-2x"), ("5", "5.0000001")];
 
@@ -68,14 +68,14 @@ fn the_last_box_then_the_last_announcement_then_the_last_number_is_the_answer() 
     assert_eq!(found("about 2/3 or 12.5%"), "12.5%");
     assert_eq!(extract("no idea"), None);
     assert_eq!(extract("\\boxed{}"), None);
-    // A box that was cut off does not count.
+    // A box that is not closed does not count.
     assert_eq!(found("4, so \\boxed{\\frac{1}{"), "1");
 }
 
 #[test]
 fn the_number_of_a_remark_is_not_the_answer() {
     for (text, answer) in [
-        // The sign of equality is in a remark.
+        // The equation is in a remark, so it is not a calculation.
         ("The answer is 10 when x = 2.", "10"),
         ("The answer is 18 because x = 3", "18"),
         ("The answer is 18 because total = 20.", "18"),
@@ -84,7 +84,7 @@ fn the_number_of_a_remark_is_not_the_answer() {
         ("The answer is 7 = 3 + 4 in total.", "7"),
         ("The answer is 3 + 4 = 7 apples when x = 2.", "7"),
         ("The answer is 3 + 4 = 7 (x = 2).", "7"),
-        // It is in another sentence.
+        // The equation is in the next sentence.
         ("The final answer is 12. Here x = 4.", "12"),
         ("The final answer is **12**. Here 3 * 4 = 13.", "12"),
         ("The final answer is 12 dollars. Here 3 * 4 = 13.", "12"),
@@ -94,7 +94,7 @@ fn the_number_of_a_remark_is_not_the_answer() {
         ("The answer is 5: $x = 3$ works", "5"),
         ("The answer is \\sqrt{2}. Here x = 4.", "\\sqrt{2}"),
         ("The answer is as follows: 3 + 4 = 7 apples.", "7"),
-        // The end of a sentence is inside of a formula, or it is none.
+        // These periods are inside a formula, or do not end a sentence.
         ("The answer is $\\{2n : n > 3\\}$.", "\\{2n : n > 3\\}"),
         ("The answer is 5 (i.e. x = 3).", "5"),
         ("The answer is 3 lb. + 4 lb. = 7 lb.", "7"),
@@ -154,13 +154,14 @@ fn arbitrary_text_is_compared_without_a_panic() {
     for text in [lists(5_000), "x\\in ".repeat(5_000) + "1"] {
         assert!(same(&text, &text) && !same(&text, "1"));
     }
-    // As deep as may be, and deeper.
+    // 60 levels are the deepest that is evaluated.
     let brackets = |depth| format!("{}1{}", "(".repeat(depth), ")".repeat(depth));
     assert!(same(&format!("2+{}", brackets(60)), "3"));
     assert!(!same(&format!("2+{}", brackets(61)), "3"));
 }
 
-/// Each level of nesting was compared twice: two answers of 3 KB took 113 s in a build for tests.
+/// Regression: each level of nesting was compared twice, and two answers of 3 KB needed 113 s in a
+/// build for tests.
 #[test]
 fn sets_of_sets_are_compared_once() {
     let nested = |leaf: &str| {
@@ -171,12 +172,13 @@ fn sets_of_sets_are_compared_once() {
     assert!(same(&nested("1/2"), &nested(".5")));
     assert!(!same(&nested("1/2"), &nested(".4")));
     assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
-    // What is too long for that is compared as text.
+    // A list that is too long is compared as text.
     let long = |leaf: &str| format!("⦃{}⦄", [leaf; 2000].join(","));
     assert!(same(&long("1/2"), &long("1/2")) && !same(&long("1/2"), &long(".5")));
 }
 
-/// A `\pm` that only cleaning makes doubled the parts at each level: 711 bytes were two million.
+/// Regression: a `\pm` that only cleaning makes doubled the parts at each level, so 711 bytes
+/// became two million.
 #[test]
 fn signs_that_cleaning_makes_are_expanded_a_limited_number_of_times() {
     let sign = |k| format!("\\p{}{}m0", "{".repeat(k), ",}".repeat(k));

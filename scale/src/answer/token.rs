@@ -44,7 +44,7 @@ pub fn tokens(text: &str) -> Option<Vec<Token>> {
                 }
                 at += 1 + name.len();
                 match name.as_str() {
-                    // A unit, or words beside the number.
+                    // A unit, or words next to the number.
                     "text" | "mbox" | "textrm" | "mathrm" | "textbf" => {
                         at = skip_group(&chars, at)?;
                         if tokens.is_empty() {
@@ -71,7 +71,7 @@ pub fn tokens(text: &str) -> Option<Vec<Token>> {
                 } else if tokens.is_empty() {
                     return None;
                 }
-                // Any other word after something is a unit.
+                // Any other word after an expression is a unit.
             }
             '+' | '-' | '*' | '/' | '^' | '(' | ')' | '{' | '}' | '!' | '[' | ']' | '|' => {
                 tokens.push(Token::Sign(c));
@@ -80,7 +80,7 @@ pub fn tokens(text: &str) -> Option<Vec<Token>> {
             _ => return None,
         }
     }
-    // Two letters after nothing but a number are a unit as well: 10 cm, 5 kg.
+    // Two letters directly after a number are a unit as well: 10 cm, 5 kg.
     if let [number @ .., Token::Letter(a), Token::Letter(b)] = tokens.as_slice()
         && matches!(
             number,

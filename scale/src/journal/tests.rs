@@ -26,7 +26,7 @@ impl Place {
         opened.map(|(_, names)| names)
     }
 
-    /// Opens a file of these bytes, which must be refused and left as it is.
+    /// Opens a file of these bytes, which must be refused and left unchanged.
     fn refused(&self, bytes: &[u8], problems: &[Problem]) -> Error {
         fs::write(&self.path, bytes).unwrap();
         let error = self.open(problems).unwrap_err();
@@ -89,7 +89,7 @@ fn a_foreign_file_keeps_all_of_its_bytes() {
         b"GGUF\x03\0\0\0\n\xff\0\n\0",
         b"\n",
         b"{\"a\": 1}\n{\"b\"",
-        // Settings of other programs.
+        // Settings files of other programs.
         b"{\"settings\":{\"theme\":\"dark\"}}",
         b"{\"settings\":[\n1,\n2",
         &head[..5],
@@ -144,7 +144,7 @@ fn entries_of_other_problems_are_refused() {
     let text =
         format!("{name} has another problem 1, with another question: choose another output");
     assert_eq!(error.to_string(), text);
-    // The order and the number of problems may change.
+    // The order and number of problems may change between runs.
     for problems in [&[][..], &[second, problem("3", "4+4", "8"), first]] {
         assert_eq!(place.open(problems).unwrap().len(), 2);
     }
@@ -187,7 +187,7 @@ fn a_journal_is_written_without_a_lock_where_there_are_none() {
     let failed = |error: io::Error| Err(TryLockError::Error(error));
     assert!(check(Ok(())).unwrap());
     assert!(!check(failed(io::ErrorKind::Unsupported.into())).unwrap());
-    // NFS without a lock service has no locks to give.
+    // NFS without a lock service returns these errors.
     for code in [libc::ENOLCK, libc::EOPNOTSUPP, libc::ENOSYS] {
         let error = io::Error::from_raw_os_error(code);
         let is_locked = check(failed(error)).map_err(|error| format!("{code}: {error}"));
@@ -218,7 +218,7 @@ fn a_journal_knows_that_it_is_locked() {
 
 #[test]
 fn nothing_follows_a_line_that_was_not_written() {
-    // Nothing of a line fits, and nothing can be cut off.
+    // Neither can a line be written to /dev/full, nor can the file be truncated.
     let full = PathBuf::from("/dev/full");
     let mut journal = Journal {
         file: OpenOptions::new().append(true).open(&full).unwrap(),

@@ -1,4 +1,4 @@
-//! Scores of a model or a program other than the one that samples.
+//! Scores from a reward model or a program, which are separate from the model that samples.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -13,18 +13,18 @@ use crate::search::Solution;
 use crate::search::tree::STEP_END;
 use crate::server::LlamaServer;
 
-/// Added to the logits of the two tokens, so that no other token takes part.
+/// Added to the logits of the two tokens, so that no other token can be sampled.
 const BIAS: f64 = 1000.0;
 
-/// Returns the steps of a solution: what empty lines separate.
+/// Returns the steps of a solution: the parts between empty lines.
 fn steps(text: &str) -> Vec<&str> {
     let steps = text.split(STEP_END).map(str::trim);
     let steps: Vec<&str> = steps.filter(|step| !step.is_empty()).collect();
     if steps.is_empty() { vec![""] } else { steps }
 }
 
-/// A process reward model that says `+` or `-` after each step: the score is the probability of `+`
-/// among the two.
+/// A process reward model that writes `+` or `-` after each step: the score is the probability of
+/// `+` among the two.
 #[derive(Debug)]
 pub struct PlusMinus {
     server: LlamaServer,
@@ -37,7 +37,7 @@ impl PlusMinus {
     /// Finds the two tokens.
     ///
     /// # Errors
-    /// The server's; [`Error::Settings`] if a sign is not one token.
+    /// An error of the server; [`Error::Settings`] if a sign is not one token.
     pub fn new(server: LlamaServer, prompt: String, signs: [&str; 2]) -> Result<Self, Error> {
         let mut tokens = [0; 2];
         for (token, sign) in tokens.iter_mut().zip(signs) {
@@ -153,12 +153,13 @@ pub struct ValueHead {
 impl ValueHead {
     /// Finds the token of a line feed.
     ///
-    /// - `server`: that of the model without its head
+    /// - `server`: a server with the model, without its head
     ///
     /// # Errors
-    /// The server's; [`Error::Settings`] if it has no token for a line feed.
+    /// An error of the server; [`Error::Settings`] if it has no token for a line feed.
     pub fn new(server: LlamaServer, head: HeadWeights) -> Result<Self, Error> {
-        // There may be one for the beginning of a word before it.
+        // The tokenizer may put a token for the beginning of a word before the line feed, so only
+        // the last one is used.
         let line_feed = server.tokenize("\n", false)?.last().copied();
         let none = || Error::Settings("the reward model has no token for a line feed".into());
         Ok(Self {
@@ -207,7 +208,7 @@ impl ValueHead {
                 .map(|(x, w)| x * w)
                 .sum();
             let score = (1.0 + (-product - self.head.bias).exp()).recip();
-            // The journal is JSON, which has no word for what is not a number.
+            // The journal is JSON, which cannot store NaN.
             match score.is_nan() {
                 true => Err(garbage("an embedding whose product is not a number".into())),
                 false => Ok(score),
@@ -246,7 +247,8 @@ impl Verifier {
             .spawn()
             .map_err(|error| failed(error.to_string()))?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A program that does not read all of it may still print a number.
+            // A write error is ignored: a program that does not read all of its input may still
+            // print a number.
             let _ = writeln!(stdin, "{input}");
         }
         let done = child
@@ -302,7 +304,7 @@ mod tests {
         LlamaServer::connect(&url, 60).unwrap()
     }
 
-    /// The journal had `null` for what is not a number, and was refused from then on.
+    /// Regression: the journal had `null` for NaN, and could not be read afterwards.
     #[test]
     fn scores_that_are_no_numbers_are_refused() {
         for (x, y, expected) in [

@@ -14,9 +14,9 @@
 //! ```
 //!
 //! 1. Copies of a beam are one request, so that their prefix is computed once.
-//! 2. Of beams with the same score the later ones are kept, as by a stable sort from which the last
-//!    are taken; of finished beams with the same score the first is chosen.
-//! 3. With fewer beams than are to be kept, all are.
+//! 2. Of beams with the same score the later ones are kept, as in a stable sort whose last ones are
+//!    kept; of finished beams with the same score the first is chosen.
+//! 3. If there are fewer beams than should be kept, all of them are kept.
 //! 4. A tree also ends with a step that has an answer in a box.
 //!
 //! SOURCE: beam_search.py (with `filter_duplicates`) and diverse_verifier_tree_search.py,
@@ -39,7 +39,7 @@ const BOX: &str = "boxed{";
 /// The limits of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Samples of which one is kept.
+    /// Samples of which the best one is kept.
     pub width: usize,
     /// Most steps; the last one runs to the end of the text.
     pub max_steps: usize,
@@ -57,7 +57,7 @@ pub struct Search<'a> {
     pub generator: &'a dyn Generator,
     /// The model or rule that scores steps.
     pub scorer: &'a dyn Scorer,
-    /// Makes one score of those of the steps.
+    /// The rule that makes one score of the scores of the steps.
     pub aggregate: Aggregate,
     /// The limits.
     pub limits: Limits,
@@ -73,7 +73,7 @@ impl Search<'_> {
     /// Beam search with `n` beams.
     ///
     /// # Errors
-    /// The server's, and the scorer's.
+    /// An error of the server or of the scorer.
     pub fn beam(&self, n: usize) -> Result<SearchResult, Error> {
         let keep = n / self.limits.width;
         let (mut active, mut finished) = (vec![Solution::default()], Vec::new());
@@ -81,7 +81,7 @@ impl Search<'_> {
         for step in 0..self.limits.max_steps {
             let counts = copies(n, active.len());
             let samples = self.expand(&active, &counts, step, n)?;
-            // In the order of the copies: first, second, first, second.
+            // The copies in turn: first, second, first, second.
             let rounds = counts.iter().copied().max().unwrap_or(0);
             let mut beams: Vec<Solution> = (0..rounds)
                 .flat_map(|round| samples.iter().filter_map(move |some| some.get(round)))
@@ -98,7 +98,7 @@ impl Search<'_> {
             }
             active = self.best(unique(going), keep);
         }
-        // The best first, and of equal ones the one that was finished first.
+        // The best solution first; of equal ones, the one that was finished first.
         finished.sort_by(|a, b| self.value(b).total_cmp(&self.value(a)));
         finished.truncate(n);
         Ok(SearchResult {
@@ -108,10 +108,10 @@ impl Search<'_> {
     }
 
     /// Diverse verifier tree search: `n / width` independent trees, each of which samples `width`
-    /// steps and goes on with the best. The solutions are those of the last step of each tree.
+    /// steps and continues with the best. The solutions are those of the last step of each tree.
     ///
     /// # Errors
-    /// The server's, and the scorer's.
+    /// An error of the server or of the scorer.
     pub fn trees(&self, n: usize) -> Result<SearchResult, Error> {
         let width = self.limits.width;
         let mut roots = vec![Solution::default(); n / width];
@@ -165,7 +165,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Keeps the best, in their order.
+    /// Keeps the best beams, in their order.
     fn best(&self, beams: Vec<Solution>, keep: usize) -> Vec<Solution> {
         let mut order: Vec<usize> = (0..beams.len()).collect();
         order.sort_by(|a, b| self.value(&beams[*a]).total_cmp(&self.value(&beams[*b])));
@@ -179,8 +179,8 @@ impl Search<'_> {
         kept
     }
 
-    /// Samples the next step of solutions, each in one request of `counts` completions, as many at
-    /// the same time as a server may have slots.
+    /// Samples the next step of solutions, each in one request of `counts` completions, at most as
+    /// many at the same time as the server has slots.
     fn expand(
         &self,
         active: &[Solution],
@@ -261,7 +261,7 @@ impl Search<'_> {
                 let more = ask(&text, 1, again, max_tokens - before)?;
                 more.into_iter().for_each(|more| append(&mut sample, more));
                 if sample.tokens == before {
-                    // It would go on like this for ever.
+                    // The server added nothing, so asking again would loop forever.
                     sample.stop = StopReason::Length;
                 }
             }
@@ -276,7 +276,7 @@ impl Search<'_> {
     }
 }
 
-/// Keeps the first of equal texts.
+/// Keeps the first of several equal texts.
 fn unique(mut beams: Vec<Solution>) -> Vec<Solution> {
     let mut texts = HashSet::new();
     beams.retain(|beam| texts.insert(beam.text.clone()));
@@ -306,8 +306,8 @@ fn last_tokens(solutions: &[Solution]) -> usize {
 
 /// Returns `true` if a text ends outside of brackets, formulas and blocks of code.
 fn is_balanced(text: &str) -> bool {
-    // `\\[4pt]` is the end of a row, not the beginning of a formula. A blank keeps the signs around
-    // it apart.
+    // `\\[4pt]` ends a row and does not begin a formula. It is replaced by a space, so that the
+    // text around it stays apart.
     let text = text.replace("\\\\", " ");
     let count = |what: &str| text.matches(what).count();
     let braces = |bare: &str, escaped: &str| count(bare) - count(escaped);
@@ -326,7 +326,8 @@ mod tests {
     use super::*;
     use crate::score::LogProbability;
 
-    /// Begins a formula, and ends it when it goes on. It keeps the seeds of all samples.
+    /// A generator that begins a formula, and ends it when it is asked to continue. Records the
+    /// seeds of all samples.
     struct Formulas(Mutex<Vec<u32>>);
 
     impl Generator for Formulas {
@@ -406,7 +407,7 @@ mod tests {
             prompt: "",
             seed: 7,
         };
-        // More trees than a server has slots.
+        // One tree more than a server may have slots.
         let found = search.trees(MAX_SLOTS + 1).unwrap().solutions;
         assert_eq!(found.len(), MAX_SLOTS + 1);
         let is_cut = |solution: &Solution| solution.stop == StopReason::Length;

@@ -46,8 +46,8 @@ pub(crate) fn with_body(body: &Value) -> String {
     format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}")
 }
 
-/// A line whose length was one less than the limit made the limit of minreq 3.0 wrap around: the
-/// header lines after it were read into memory until the time was over.
+/// Regression: a line whose length was one less than the limit made the limit of minreq 3.0 wrap
+/// around. The header lines after it were read into memory until the time was over.
 #[test]
 fn answers_without_an_end_are_one_error() {
     let long = "x".repeat(8187);

@@ -1,5 +1,5 @@
 //! Prints the structures and constants of C headers as Rust, with their sizes and offsets: test-kit
-//! compares with them what other crates declare by hand.
+//! compares other crates' hand-written declarations with them.
 //!
 //! Usage: bindings HEADER... -- ARGUMENTS OF CLANG...     with the folder of libclang.so in LIBCLANG_PATH
 
@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     let made = bindgen::Builder::default()
         .headers(headers)
         .clang_args(arguments)
-        // Values of enumerations under their own names.
+        // Values of enumerations keep their C names.
         .prepend_enum_name(false)
         .generate_comments(false)
         .formatter(bindgen::Formatter::Prettyplease)

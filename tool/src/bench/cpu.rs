@@ -1,5 +1,5 @@
-//! Times of the CPU, measured by llama.cpp itself: what `test-backend-ops perf -b CPU -o MUL_MAT`
-//! prints.
+//! Times of the CPU, measured by llama.cpp itself: the output of `test-backend-ops perf -b CPU -o
+//! MUL_MAT`.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::{LARGEST_M, LARGEST_SIZE};
 use crate::ToolError;
 use crate::files::Files;
 
-/// One of its lines: `dst[M,N] = act[M,K] · w[K,N]`.
+/// A line of the output: `dst[M,N] = act[M,K] · w[K,N]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Time {
     /// Type of the weights, as ggml spells it.
@@ -41,7 +41,8 @@ pub fn read(inputs: &mut Files, path: &Path) -> Result<Vec<Time>, ToolError> {
     Ok(times)
 }
 
-/// Lines of plain multiplications; others are passed over. ggml's m is N here, and its n is M.
+/// Returns the lines of plain multiplications; other lines are skipped. ggml's m is N here, and its
+/// n is M.
 // SOURCE: test_mul_mat::vars() and eval_perf in tests/test-backend-ops.cpp of llama.cpp 0.5.0.
 fn parse(text: &str) -> Result<Vec<Time>, String> {
     let line = Regex::new(
@@ -68,7 +69,8 @@ fn parse(text: &str) -> Result<Vec<Time>, String> {
             microseconds: time.ok_or_else(|| format!("{} us/run is no time", &found[5]))?,
         })
     };
-    // Each is short; looking for one takes the square of a line's length.
+    // Longer lines are skipped, because the time of the search grows with the square of a line's
+    // length.
     let lines = text.lines().filter(|text| text.len() <= MAX_LINE_BYTES);
     lines
         .filter_map(|text| line.captures(text))
@@ -93,7 +95,7 @@ mod tests {
             microseconds: 1234.56,
         };
         assert_eq!(parse(text).unwrap(), [want]);
-        // Activations and results of a GiB each would be made for it.
+        // With more rows, activations and results would be a GiB each.
         let many = parse(&text.replace("n=5,", "n=65537,")).unwrap_err();
         assert_eq!(many, "n=65537 is not from 1 to 65536");
     }

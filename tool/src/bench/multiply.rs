@@ -1,5 +1,5 @@
-//! One multiplication on a device, as llama.cpp would ask for it: weights packed once, activations
-//! and results in the memory that the backend has them in.
+//! One multiplication on a device, as llama.cpp would request it: weights are packed once,
+//! activations and results are in the backend's usual memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ use crate::ToolError;
 use crate::power::PowerSource;
 use crate::quantize::Format;
 
-/// Runs whose time is not taken: memory is mapped, contexts are made.
+/// Number of runs that are not timed, in which memory is mapped and contexts are created.
 const WARM_UP: usize = 2;
-/// Runs whose least time counts, since other work only adds to it.
+/// Numbers of runs. The least time counts, since other work only adds to a run's time.
 const RUNS: std::ops::RangeInclusive<usize> = 3..=15;
-/// After so much time, fewer runs have to do.
+/// After this time, the smaller number of runs is enough.
 const ENOUGH: Duration = Duration::from_millis(500);
 
 /// Largest normalized mean square error against FP32 of the same weights: that of calibrated INT4
@@ -66,7 +66,7 @@ pub struct TimedWeights<'a> {
     way: Option<&'static dyn Dequantize>,
 }
 
-/// Why there is nothing to time.
+/// Reason why there is nothing to time.
 pub enum Refused {
     /// The device leaves such multiplications to the CPU.
     NotIts,
@@ -132,10 +132,10 @@ impl<'a> TimedWeights<'a> {
             .limit(&weights(self.dtype, self.way, self.k, self.n))
     }
 
-    /// Returns what a multiplication with `m` rows of activations takes.
+    /// Returns the cost of a multiplication with `m` rows of activations.
     ///
     /// # Errors
-    /// `NotIts`; the device's; text, if the result is wrong.
+    /// `NotIts`, an error of the device, or a text if the result is wrong.
     pub fn time(&self, m: usize, power: Option<&PowerSource>) -> Result<MeasuredCost, Refused> {
         let act = random(2, m * self.k);
         let mut result = vec![0.0f32; m * self.n];
@@ -162,7 +162,7 @@ impl<'a> TimedWeights<'a> {
         if !self.device.supports(&operation) {
             return Err(Refused::NotIts);
         }
-        // Shared with the CPU, as llama.cpp's computed tensors are.
+        // The CPU also uses this memory, as it uses llama.cpp's computed tensors.
         let work = (!is_host)
             .then(|| Arc::clone(self.device).allocate(aligned + result_bytes, true))
             .transpose()?;
@@ -174,7 +174,7 @@ impl<'a> TimedWeights<'a> {
         let mut buffers = [None; MAX_SOURCES];
         (buffers[0], buffers[1]) = (Some(&*self.buffer), work_buffer);
         let run = |result: &mut [f32]| -> Result<Duration, ToolError> {
-            // Each run is a graph, so that activations are packed each time.
+            // Each run is a new graph, so that activations are packed each time.
             let mut node = [Node {
                 operation,
                 out: RegionMut::from(result),

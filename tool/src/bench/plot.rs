@@ -51,7 +51,7 @@ fn lines<'a>(rows: impl Iterator<Item = &'a BenchRow>) -> Vec<PlotLine> {
 fn panel(title: &str, lines: &[PlotLine]) -> String {
     let points = (lines.iter()).flat_map(|line| line.npu.iter().chain(&line.cpu));
     let [across, down] = PLOT;
-    // The picture's y grows downwards.
+    // In the picture, y grows downwards.
     let x = Axis::new(points.clone().map(|point| point[0]), across.clone());
     let y = Axis::new(points.map(|point| point[1]), down.end..down.start);
     let place = |[m, gops]: &[f64; 2]| [x.place(*m), y.place(*gops)];

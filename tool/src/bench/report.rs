@@ -1,4 +1,4 @@
-//! Measurements as a table, comma-separated values or JSON. Every form says if a device is
+//! Measurements as a table, comma-separated values or JSON. Every format shows whether a device is
 //! simulated.
 
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::ToolError;
 use crate::quantize::Format;
 use crate::text::{Column, escaped, table};
 
-/// All of it.
+/// The whole report.
 #[derive(Debug, Serialize)]
 pub struct BenchReport {
     /// Version of this tool.
@@ -97,7 +97,8 @@ impl BenchRow {
         limit: Option<Limit>,
         cpu: Option<&Time>,
     ) -> Self {
-        // The clock's resolution is less than any of these.
+        // No real time is shorter than the clock's resolution, so the minimum only avoids a
+        // division by 0.
         let ns = cost.time.as_secs_f64().max(1e-9) * 1e9;
         let ops = 2.0 * m as f64 * k as f64 * n as f64;
         let bound = |limit: Limit| {
@@ -146,10 +147,11 @@ impl BenchRow {
 }
 
 impl Crossover {
-    /// Derives it from the points of one device; `None` if none was measured on the CPU as well.
+    /// Derives the crossover from the points of one device; `None` if none of them was measured on
+    /// the CPU as well.
     ///
-    /// A number of rows is faster if all its points together are. Between two measured numbers,
-    /// only the smaller one is assumed to be slower than the CPU.
+    /// A number of rows is faster on the device if the sum of all its points is. Between two
+    /// measured numbers of rows, only the smaller one is assumed to be slower than on the CPU.
     pub fn of(rows: &[&BenchRow]) -> Option<Self> {
         let mut sums: Vec<(usize, f64, f64)> = Vec::new();
         for row in rows {
@@ -297,13 +299,14 @@ mod tests {
             min_m(&[row(4, 5.0, cpu), row(1, 20.0, cpu), row(2, 15.0, cpu)]),
             Some(3)
         );
-        // Faster once and then slower again: the crossover is after the last slower one.
+        // The NPU is faster once and then slower again, so the crossover comes after the last
+        // slower one.
         assert_eq!(
             min_m(&[row(1, 5.0, cpu), row(2, 15.0, cpu), row(4, 5.0, cpu)]),
             Some(3)
         );
         assert_eq!(min_m(&[row(1, 20.0, cpu), row(512, 20.0, cpu)]), Some(513));
-        // All points of an M together.
+        // All points of the same M are judged together.
         assert_eq!(min_m(&[row(1, 15.0, cpu), row(1, 4.0, cpu)]), Some(1));
         assert_eq!(min_m(&[row(1, 15.0, None)]), None);
     }

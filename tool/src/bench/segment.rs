@@ -1,4 +1,4 @@
-//! Segments of K: with which largest K of a call a Rockchip NPU multiplies fastest.
+//! Segments of K: the largest K of a call with which a Rockchip NPU multiplies fastest.
 
 use std::iter;
 use std::path::Path;
@@ -21,10 +21,11 @@ use crate::quantize::Format;
 use crate::text::{print, say};
 use crate::{NO_DEVICE, ToolError, files};
 
-/// Largest K of a call, beside the chip's own; the least one is first.
+/// Candidates for the largest K of a call, in addition to the chip's usual one; the smallest is
+/// first.
 const CANDIDATES: [usize; 3] = [1024, 2048, 4096];
 
-/// Another K than the chip's own is chosen if it takes at most this part of the time.
+/// Another K than the chip's usual one is chosen if it needs at most this part of the time.
 const WORTH: f64 = 0.98;
 
 /// An arithmetic whose segments are timed.
@@ -94,7 +95,7 @@ pub(super) fn run(
             let target = discovery::target(caps, config)?;
             let mut sized = *target.caps;
             *(arithmetic.of)(&mut sized) = k_max;
-            // A few of them, in a program that ends soon.
+            // A small leak: only a few of these exist, in a program that ends soon.
             let target = Target {
                 caps: Box::leak(Box::new(sized)),
                 ..target

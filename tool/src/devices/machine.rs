@@ -1,7 +1,7 @@
-//! Finds what this machine lacks for its NPU, and says it in one line each: what is seen, and what
-//! to type.
+//! Finds what this machine lacks for its NPU, and prints one line for each finding: the fact, and
+//! the command to type.
 //!
-//! The kernel's files tell which family of NPU the machine has. Each finding is a row of `LINES`,
+//! The kernel's files show which family of NPU the machine has. Each finding is a row of `LINES`,
 //! which the pages of docs/guide for the three kinds of device repeat.
 
 use std::io;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use regex_lite::Regex;
 
-/// The lines, with `…` for what differs between machines, and the pages of docs/guide that explain
-/// them.
+/// The lines, with `…` for parts that differ between machines, and the pages of docs/guide that
+/// explain them.
 ///
-/// The first part of a line says what was seen, the second what to do.
+/// The first part of a line states the fact, the second the remedy.
 #[cfg(test)]
 const LINES: [(&str, &[&str]); 11] = [
     (
@@ -78,7 +78,7 @@ pub(super) fn findings() -> Vec<String> {
     .findings()
 }
 
-/// The files that a machine is judged by.
+/// The files that show what a machine has.
 struct Machine<'a> {
     root: &'a Path,
     android: bool,
@@ -185,9 +185,9 @@ impl Machine<'_> {
 
     /// Adds a line if the memory's clock is not the highest one that the board has.
     fn memory_clock(&self, lines: &mut Vec<String>) {
-        // SOURCE: the vendor's kernels have the memory's clock as the devfreq device `dmc`; that it
-        // can take half of the speed is what users report (airockchip/rknn-llm issue 532). Not
-        // measured here.
+        // SOURCE: the vendor's kernels show the memory's clock as the devfreq device `dmc`. Users
+        // report that it can cost half of the speed (airockchip/rknn-llm issue 532). Not measured
+        // here.
         let folder = "sys/class/devfreq/dmc";
         let hz = |file: &str| self.read(format!("{folder}/{file}"))?.parse::<u64>().ok();
         let (Some(now), Some(most)) = (hz("cur_freq"), hz("max_freq")) else {
@@ -207,7 +207,8 @@ impl Machine<'_> {
     /// Adds a line if this user may not open a node.
     fn permission(&self, node: impl AsRef<Path>, lines: &mut Vec<String>) {
         let path = self.root.join(node.as_ref());
-        // A node that is busy, or whose hardware is asleep, is one that may be opened.
+        // A node that is busy, or whose hardware is asleep, has granted access, so only a refused
+        // permission counts.
         if !(self.open)(&path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
             return;
         }
@@ -257,7 +258,7 @@ impl Machine<'_> {
         self.read(entry.join("state"))
     }
 
-    /// Returns the name of the driver behind an entry of a class of devices.
+    /// Returns the name of the driver of an entry in a class of devices.
     fn driver(&self, entry: &Path) -> Option<String> {
         let link = std::fs::read_link(self.root.join(entry).join("device/driver")).ok()?;
         Some(link.file_name()?.to_string_lossy().into_owned())

@@ -1,8 +1,8 @@
 //! The time of a step on a Hexagon NPU.
 //!
-//! A command takes the longest of three that a device does side by side: bytes from memory, packets
-//! of the vector threads, products of the matrix unit; at some rates, the last two follow each
-//! other. Commands follow each other.
+//! A command lasts as long as the longest of three things that a device does at the same time:
+//! bytes from memory, packets of the vector threads, products of the matrix unit. At some rates,
+//! the last two follow each other. Commands follow each other.
 
 use std::ops::AddAssign;
 
@@ -30,13 +30,13 @@ pub struct StepWork {
     pub cells: usize,
     /// Caches, each of which has its part of the tokens.
     pub caches: usize,
-    /// The share of the scores that a mask leaves.
+    /// The share of the scores that a mask does not hide.
     pub seen: f64,
     /// Tokens whose logits are wanted.
     pub logits: usize,
 }
 
-/// Work, and how long it takes.
+/// Work, and its duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepCost {
     /// Commands for the DSP.
@@ -64,7 +64,7 @@ impl AddAssign for StepCost {
     }
 }
 
-/// The rates of a chip, and what its architecture takes for each operation.
+/// The rates of a chip, and the cost of each operation on its architecture.
 pub struct Model {
     /// Counted packets.
     pub counts: Counts,
@@ -90,7 +90,7 @@ impl Model {
         }
     }
 
-    /// Returns the microseconds that memory, vector threads and matrix unit would take alone.
+    /// Returns the microseconds that memory, vector threads and matrix unit would need alone.
     pub fn alone(&self, cost: &StepCost) -> [f64; 3] {
         let operations = cost.tile_products * 2.0 * as_f64(TILE * TILE * TILE);
         [
@@ -114,7 +114,7 @@ impl Model {
         }
     }
 
-    /// Returns a command whose operands are in the cache.
+    /// Returns the cost of a command whose operands are in the cache.
     fn vectors(&self, packets: f64) -> StepCost {
         self.command(StepCost {
             packets,
@@ -122,8 +122,8 @@ impl Model {
         })
     }
 
-    /// Returns the products that a device computes as dot products where nobody set a number of
-    /// bits and no rates are measured.
+    /// Returns the products for which a device uses dot products, if no number of bits is set and
+    /// no rates are measured.
     fn dots(&self, weight: WeightType) -> Dots {
         // CAST: a number of threads.
         #[expect(clippy::cast_possible_truncation, reason = "see above")]
@@ -159,7 +159,7 @@ impl Model {
         })
     }
 
-    /// Returns the packets of `elems` elements, on the line through sizes that were counted.
+    /// Returns the packets of `elems` elements, interpolated between the counted sizes.
     fn between(&self, counted: &[(usize, &str)], elems: usize) -> f64 {
         let points = counted
             .iter()
@@ -167,9 +167,9 @@ impl Model {
         line(&points.collect::<Vec<_>>(), as_f64(elems))
     }
 
-    /// Returns the normalization of `rows` rows of `elems` elements.
+    /// Returns the cost of the normalization of `rows` rows of `elems` elements.
     fn norm(&self, elems: usize, rows: usize) -> StepCost {
-        // Rows of fewer elements than this are several at a time, and take more for each element.
+        // Shorter rows are processed several at a time, and cost more for each element.
         const SHORT: usize = 512;
         let counted: &[_] = if elems < SHORT {
             &[
@@ -187,8 +187,9 @@ impl Model {
         self.vectors(self.between(counted, elems * rows))
     }
 
-    /// Returns what a product does with its results before it stores them, so that it is no
-    /// command: the packets of an operation between two counted sizes, less what a command takes.
+    /// Returns the cost of an operation that a product applies to its results before it stores
+    /// them, so that it needs no command: the packets between two counted sizes, less those of a
+    /// command.
     fn epilogue(&self, [few, many]: [(usize, &str); 2], elems: usize) -> StepCost {
         let packets = self.between(&[few, many], elems) - self.between(&[few, many], 0);
         StepCost {
@@ -197,12 +198,12 @@ impl Model {
         }
     }
 
-    /// Returns the gated unit, which is the epilogue of the last of its two products.
+    /// Returns the cost of the gated unit, which is the epilogue of the last of its two products.
     fn gate(&self, elems: usize) -> StepCost {
         self.epilogue([(1536, "swiglu_1536"), (8192, "swiglu_8192")], elems)
     }
 
-    /// Returns a bias or the sum with what a layer began with, which are epilogues.
+    /// Returns the cost of a bias, or of the sum with a layer's input; both are epilogues.
     fn sum(&self, elems: usize) -> StepCost {
         self.epilogue([(2048, "add_2048"), (3072 * 48, "add_3072_48_rows")], elems)
     }
@@ -217,7 +218,7 @@ impl Model {
         self.between(&counted, elems)
     }
 
-    /// Returns the packets of the same of keys, which the command stores in the cache.
+    /// Returns the packets of the rotation of keys, which the command also stores in the cache.
     fn rope_and_store(&self, elems: usize) -> f64 {
         let counted = [
             (64 * 9, "rope_set_rows_64x9"),
@@ -239,14 +240,14 @@ impl Model {
         let rows = (step.rows / step.caches).max(1);
         let size = if shape.head <= 64 { 64 } else { 128 };
         let of = |case: &str| self.counts.whole(&format!("attention_f16_h{size}_{case}"));
-        // Packets for a cell of one head of keys and values, by the rows of queries that share it.
+        // Packets for one cell of one head, for several numbers of query rows that share it.
         let points = [
             (4.0, 4.0 * of("32on8_r1")),
             (32.0, of("1on1_r32")),
             (2048.0, 4.0 * of("4on1_r512")),
         ];
         let queries = rows * shape.heads / kv_heads;
-        // Heads of more elements take their share of parts of 128.
+        // Longer heads cost in proportion to their number of parts of 128.
         let parts = (as_f64(shape.head) / as_f64(size)).max(1.0);
         let cell = parts * line(&points, as_f64(queries.max(4)));
         let cells = as_f64(step.cells * step.caches);
@@ -279,7 +280,7 @@ impl Model {
             if layer.gated > 0 {
                 total += self.gate(step.rows * layer.gated);
             }
-            // After attention, and after the network.
+            // One sum after attention and one after the network.
             total += self.sum(2 * step.rows * shape.embed);
             if layer.kv_heads == 0 {
                 continue;

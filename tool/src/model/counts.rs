@@ -18,7 +18,8 @@ pub struct Counts(HashMap<&'static str, f64>);
 impl Counts {
     /// Returns the counts of an architecture such as 75.
     pub fn of_arch(arch: u32) -> Self {
-        // Of V68 only kernels were counted. V79 has qfloat, too.
+        // For V68 only kernels were counted, so whole operations use V79's counts, which also has
+        // qfloat.
         let arch = format!("v{} ", if arch < 73 { 79 } else { arch });
         let lines = COUNTED.lines().filter_map(|line| line.strip_prefix(&arch));
         let counts = lines.filter_map(|line| {
@@ -38,12 +39,12 @@ impl Counts {
         found.unwrap_or_else(|| unreachable!("{name} is counted: a test asks for every name"))
     }
 
-    /// Returns the packets for a tile of weights in a product with `rows` rows of activations, of
-    /// which `dots` are dot products.
+    /// Returns the packets for a tile of weights in a product with `rows` rows of activations,
+    /// where `dots` selects dot products.
     ///
-    /// Whole products were counted for Q4_0, Q8_0 and F16; others take what their own kernel takes
-    /// beyond that of Q4_0. F32 has no kernel that dequantizes and takes the packets of F16, the
-    /// nearest that was counted.
+    /// Whole products were counted for Q4_0, Q8_0 and F16; other types add the difference between
+    /// their kernel and that of Q4_0. F32 has no dequantizing kernel and uses the packets of F16,
+    /// the nearest counted type.
     pub fn per_tile(&self, weight: GgmlType, rows: usize, dots: Dots) -> f64 {
         let name = weight.name().to_lowercase();
         let is_counted = self.get(&format!("whole_mul_mat_{name}_m1")).is_some();
@@ -58,14 +59,15 @@ impl Counts {
         };
         let on_tiles = || self.between(base, rows.max(ROWS[0])) + own("dequantize");
         match (rows, dots) {
-            // F16 has dot products of one row, which are no choice.
+            // F16 always uses dot products for one row, so there is no choice.
             (1, Dots::None) if base != "f16" => on_tiles(),
             (1, Dots::TwoDigits) => {
                 self.whole(&format!("mul_mat_{base}_m1_16_bits")) + own("gemv_1x2")
             }
             (1, _) => self.whole(&format!("mul_mat_{base}_m1")) + own("gemv_2x1"),
             (2, Dots::TwoRows) => {
-                // Of Q8_0 two rows were not counted whole: the kernel's part grows, the rest stays.
+                // For Q8_0 the whole operation was not counted with two rows: only its kernel's
+                // part is replaced.
                 let grown = || {
                     let of = |kernel| self.get(&format!("{kernel}_{base}")).unwrap_or(0.0);
                     self.whole(&format!("mul_mat_{base}_m1")) + of("gemv_1x2") - of("gemv_2x1")
@@ -77,7 +79,7 @@ impl Counts {
         }
     }
 
-    /// Returns the packets for a tile with `rows` rows, on the line through the counted ones.
+    /// Returns the packets for a tile with `rows` rows, interpolated between the counted ones.
     fn between(&self, weight: &str, rows: usize) -> f64 {
         let point = |rows: usize| {
             let packets = self.get(&format!("whole_mul_mat_{weight}_m{rows}"))?;
@@ -90,7 +92,7 @@ impl Counts {
     }
 }
 
-/// Returns the value at `x` of the line through points, which goes on beyond the last two.
+/// Returns the value at `x` of the line through points, extended beyond the last two points.
 pub fn line(points: &[(f64, f64)], x: f64) -> f64 {
     let last = points.len() - 2;
     let pairs = points.windows(2).enumerate();
@@ -102,7 +104,7 @@ pub fn line(points: &[(f64, f64)], x: f64) -> f64 {
     y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 }
 
-/// Returns a count as a number with a point.
+/// Returns a count as a floating-point number.
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
 pub fn as_f64(count: usize) -> f64 {
     count as f64

@@ -4,7 +4,7 @@ use ggml_rust_npu::hexagon::caps::HexRates;
 
 const PUBLISHED: &str = include_str!("../../../docs/results/published.txt");
 
-/// Rates at which a step is reckoned.
+/// Rates from which the time of a step is computed.
 #[derive(Clone, Copy)]
 pub struct Rates {
     /// Rates of one thread, of memory and of the matrix unit.
@@ -33,7 +33,7 @@ fn lines(kind: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the lowest and the highest rates that fit the published speeds of a workload, `prompt`
-/// or `token`, where those that nobody fitted are of `chip`.
+/// or `token`, the rates that are not fitted are those of `chip`.
 pub fn fitted(workload: &str, chip: HexRates) -> [Rates; 2] {
     let mut found = lines("rates").filter_map(|line| {
         let mut words = line.strip_prefix(workload)?.split_whitespace();

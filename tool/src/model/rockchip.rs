@@ -20,21 +20,21 @@ use crate::text::{Column, table};
 
 /// Nanoseconds of the CPU for each element that goes into a product on the NPU or comes out of it:
 /// rotation, quantization and sums, and the norms and gates between products.
-// SOURCE: fitted to RK3588, Qwen2.5-1.5B Q8_0, 281 tokens/s of a prompt of 512 (unimatrix099's fork
-// of rk-llama.cpp, assumed to have attention on the NPU). Other chips have no published figures and
-// get the same.
+// SOURCE: fitted to RK3588 and Qwen2.5-1.5B Q8_0, with 281 tokens/s for a prompt of 512
+// (unimatrix099's fork of rk-llama.cpp; attention is assumed to be on the NPU). Other chips have no
+// published figures, so they get the same.
 const ELEMENT_NS: f64 = 2.35;
 
 /// Operations of the CPU's products in a nanosecond, for one token and for many.
-// SOURCE: RK3588 with four A76, rk-llama.cpp's README. One: 28.3 tokens/s of Gemma3 1B Q4_0, 8.3 of
-// Ministral3 3B Q4_0. Many: 17.5 and 15.1 tokens/s of a prompt of 512 of Ministral3 3B Q8_0 and
-// Q4_0. Other chips have no published figures and get the same.
+// SOURCE: RK3588 with four A76, rk-llama.cpp's README. One token at a time: 28.3 tokens/s of Gemma3
+// 1B Q4_0, 8.3 of Ministral3 3B Q4_0. A prompt of 512: 17.5 and 15.1 tokens/s of Ministral3 3B Q8_0
+// and Q4_0. Other chips have no published figures, so they get the same.
 const CPU_TOKEN_OPS_PER_NS: f64 = 60.0;
 const CPU_BATCH_OPS_PER_NS: f64 = 100.0;
 
 /// Bytes that the CPU reads from memory in a nanosecond.
 // SOURCE: four A76 of RK3588, 25 GB/s (unimatrix099's fork of rk-llama.cpp). Other chips have no
-// published figures and get the same.
+// published figures, so they get the same.
 const CPU_BYTES_PER_NS: f64 = 25.0;
 
 /// Bytes of an element of a cache in F16.
@@ -58,9 +58,9 @@ struct Step {
 struct StepNs {
     products: f64,
     host: f64,
-    /// By whichever of CPU and NPU the planner takes.
+    /// On the CPU or the NPU, as the planner chooses.
     attention: f64,
-    /// At the lowest and the highest rate of the CPU.
+    /// Attention on the CPU, at its lowest and its highest rate.
     cpu_attention: [f64; 2],
 }
 
@@ -74,7 +74,7 @@ impl StepNs {
         }
     }
 
-    /// Returns the tokens each second with attention where the planner has it.
+    /// Returns the tokens each second with attention on the unit that the planner chooses.
     fn tokens_per_s(&self, tokens: usize) -> f64 {
         as_f64(tokens) * 1e9 / (self.products + self.host + self.attention)
     }
@@ -209,10 +209,10 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reckons prompts and generation by the lengths and sequences that were asked for.
+    /// Computes prompts and generation for the requested lengths and sequences.
     ///
     /// # Errors
-    /// Text, if the environment's rules ask for arithmetic that the chip lacks.
+    /// An error text if the environment's rules contain an arithmetic that the chip lacks.
     pub fn new(
         args: &ModelArgs,
         caps: &'static RkCaps,

@@ -1,4 +1,4 @@
-//! The products, norms and caches of a model, as its file says.
+//! The products, norms and caches of a model, from its file.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ use crate::chip::weights;
 pub struct WeightProduct {
     /// The type that the NPU holds them in.
     pub weight: GgmlType,
-    /// The same as a packed type; `None` if they are not packed.
+    /// The packed type; `None` if the weights are not packed.
     pub packed: Option<WeightType>,
     /// The weights in the file.
     pub tensor: TensorInfo,
@@ -21,7 +21,7 @@ pub struct WeightProduct {
     pub inputs: usize,
     /// Rows of weights.
     pub outputs: usize,
-    /// Experts, and of them those that a token takes; one of one without experts.
+    /// Number of experts, and how many a token uses; (1, 1) without experts.
     pub experts: (usize, usize),
 }
 
@@ -50,9 +50,9 @@ pub struct Layer {
 
 /// A model whose layers are attention to a cache, and products.
 pub struct ModelShape {
-    /// Its architecture, as the file names it.
+    /// The model's architecture, as the file names it.
     pub arch: String,
-    /// Its layers.
+    /// The model's layers.
     pub layers: Vec<Layer>,
     /// Elements of a token between layers.
     pub embed: usize,
@@ -135,8 +135,8 @@ fn place(tensor: &TensorInfo) -> Option<(Option<usize>, &str)> {
     Some((layer.parse().ok(), name))
 }
 
-/// Refuses a number of layers of which one has no tensors, so that memory is taken only for layers
-/// that are there.
+/// Refuses a number of layers if one of them has no tensors, so that memory is allocated only for
+/// existing layers.
 fn check_layers(header: &Header, arch: &str, count: usize) -> Result<(), ToolError> {
     let tensors = header.tensors.iter();
     let known: HashSet<usize> = tensors.filter_map(|tensor| place(tensor)?.0).collect();
@@ -148,13 +148,13 @@ fn check_layers(header: &Header, arch: &str, count: usize) -> Result<(), ToolErr
     }
 }
 
-/// Largest number that sizes are reckoned with, so that their products fit into 64 bits.
+/// Largest accepted size, so that products of sizes fit into 64 bits.
 const LARGEST: usize = 1 << 20;
 
 /// Returns a number of the file's; `None` if it is not set.
 ///
 /// # Errors
-/// Text that names the key and its value, if that is no number, or more than [`LARGEST`].
+/// An error text with the key and its value if that is not a number, or above [`LARGEST`].
 fn number(header: &Header, key: &str) -> Result<Option<usize>, ToolError> {
     let Some(value) = header.get(key) else {
         return Ok(None);
@@ -172,7 +172,7 @@ fn number(header: &Header, key: &str) -> Result<Option<usize>, ToolError> {
 /// # Errors
 /// Text that names the key, if its value is something else.
 fn kv_heads(file: &File, key: &str, count: usize, heads: usize) -> Result<Vec<usize>, ToolError> {
-    // GGUF's numbers of 32-bit integers.
+    // GGUF's type numbers for 32-bit integers.
     const INTEGERS: [u32; 2] = [4, 5];
     let header = file.header();
     let array = header.entries.iter().find_map(|entry| match entry.value {
@@ -181,7 +181,7 @@ fn kv_heads(file: &File, key: &str, count: usize, heads: usize) -> Result<Vec<us
     });
     let found = match array {
         Some((kind, len, end)) if INTEGERS.contains(&kind) && len == count as u64 => {
-            // PANIC: the elements end the entry, whose place in the file was checked.
+            // PANIC: the elements are the end of the entry, whose range in the file was checked.
             let words = file.bytes()[end - 4 * count..end].as_chunks().0;
             let words = words.iter().map(|word| u32::from_le_bytes(*word));
             words.map(|word| word as usize).collect()
@@ -203,7 +203,7 @@ fn kv_heads(file: &File, key: &str, count: usize, heads: usize) -> Result<Vec<us
 }
 
 impl WeightProduct {
-    /// Reads the size of a product with a tensor, of whose experts a token takes `used`.
+    /// Reads the size of a product with a tensor, with `used` experts for a token.
     pub fn of(tensor: &TensorInfo, used: usize) -> Self {
         let [inputs, outputs, experts, _] = tensor.ne;
         let layout = WeightLayout::new(&weights(tensor));
@@ -221,8 +221,8 @@ impl WeightProduct {
         }
     }
 
-    /// Returns the experts whose weights `rows` tokens read, if each takes its own at random, and
-    /// the rows of each.
+    /// Returns the experts whose weights `rows` tokens read, if each row chooses its experts at
+    /// random, and the rows of each.
     pub fn touched(&self, rows: usize) -> (f64, usize) {
         let (experts, used) = self.experts;
         if experts == 1 {
@@ -244,11 +244,11 @@ impl WeightProduct {
 impl Layer {
     /// Adds a tensor of the layer by its name there.
     ///
-    /// - `used`: experts that a token takes
+    /// - `used`: number of experts for a token
     /// - `heads`, `head`: heads of queries, and elements of a head
     ///
     /// # Errors
-    /// Text, if the layer is none of attention and products.
+    /// Text, if the layer consists of other parts than attention and products.
     fn add(
         &mut self,
         name: &str,
@@ -265,7 +265,7 @@ impl Layer {
         }
         match (name.ends_with("norm.weight"), tensor.dims) {
             (true, _) => {
-                // All heads of a token may share one row of factors.
+                // One row of factors may serve all heads of a token.
                 let (elems, rows) = match name {
                     "attn_q_norm.weight" if tensor.ne[0] == head => (head, heads),
                     "attn_k_norm.weight" if tensor.ne[0] == head => (head, self.kv_heads),
@@ -280,7 +280,7 @@ impl Layer {
                 }
                 self.products.push(WeightProduct::of(tensor, used));
             }
-            // Scales, sinks and tables of factors are read with other operands.
+            // Scales, sinks and tables of factors are counted with the operations that read them.
             _ => {}
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Answers to questions about devices that no device has answered yet: each is a measurement, or a
 //! yes or no.
 //!
-//! Nothing here is tried that is reported to stop a kernel.
+//! Measurements that are reported to stop a kernel are not tried here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,13 +21,14 @@ use super::{Lines, median, microseconds, timed};
 
 /// Buffers that are made and freed one after the other.
 const ROUNDS: u32 = 16;
-/// The numbers in each of them.
+/// Numbers in each buffer.
 const ELEMENTS: usize = 1 << 14;
-/// More than the last cache of these chips has.
-// SOURCE: RK3588 has 3 MiB of L3, its other cores and chips less (Rockchip's data sheets).
+/// More bytes than the last cache of these chips has.
+// SOURCE: RK3588 has 3 MiB of L3; its other caches, and other chips' caches, are smaller
+// (Rockchip's data sheets).
 const CACHE_BYTES: usize = 8 << 20;
 
-/// Adds what the calls until now tell about loading our library and about memory, whether or not
+/// Adds facts from the calls until now about loading our library and about memory, whether or not
 /// the session is open.
 pub(super) fn add_loading(lines: &mut Lines) {
     let calls = trace::so_far();
@@ -35,7 +36,7 @@ pub(super) fn add_loading(lines: &mut Lines) {
     lines.add("finding.rpcmem_init", first_allocation(&calls));
 }
 
-/// Tells whether the DSP's loader takes our library with its imports.
+/// Returns whether the DSP's loader accepts our library with its imports.
 fn loader(calls: &[Calls]) -> String {
     let ours = |calls: &&Calls| {
         calls.function == "remote_handle64_open" && calls.arguments.contains("skel")
@@ -65,7 +66,7 @@ fn first_allocation(calls: &[Calls]) -> String {
     }
 }
 
-/// Adds what an open session tells.
+/// Adds facts about an open session.
 pub(super) fn add_session(lines: &mut Lines, npu: &HexNpu, session: &SessionPlan, config: &Config) {
     let reused = (0..ROUNDS).map(|round| reused_buffer(npu, round));
     lines.add_result(
@@ -92,8 +93,8 @@ fn right(rounds: Vec<bool>) -> String {
     }
 }
 
-/// Has the DSP copy numbers in a buffer that takes the place, and most likely the descriptor, of
-/// one that was freed. Returns `false` if the DSP copied something else.
+/// Lets the DSP copy numbers in a buffer that gets the place, and most likely the descriptor, of a
+/// freed one. Returns `false` if the DSP copied something else.
 fn reused_buffer(npu: &HexNpu, round: u32) -> Result<bool> {
     let buffer: DeviceBuffer = zeroed(npu, ELEMENTS * 8)?;
     let number = (round + 1) as f32;
@@ -110,7 +111,7 @@ fn reused_buffer(npu: &HexNpu, round: u32) -> Result<bool> {
     Ok(buffer.read(ELEMENTS * 4..ELEMENTS * 8, is_right))
 }
 
-/// Tells whether the system still has the mappings that are taken back after calls that used them.
+/// Returns whether the system still has mappings that are removed after calls that used them.
 fn unmapped(calls: &[Calls]) -> String {
     let mut answers = Vec::new();
     for calls in calls
@@ -136,8 +137,8 @@ fn unmapped(calls: &[Calls]) -> String {
     }
 }
 
-/// Returns the time until a second session has worked right after this one did: VTCM changes hands
-/// in between.
+/// Returns the time that a second session needs to start and finish work right after this session
+/// has worked. VTCM passes from one to the other.
 fn handover(npu: &HexNpu, session: &SessionPlan, config: &Config) -> Result<Duration> {
     let device = session.another().untested("a second session", config)?;
     let buffers = [zeroed(npu, 4096)?, zeroed(device.npu(), 4096)?];
@@ -148,7 +149,7 @@ fn handover(npu: &HexNpu, session: &SessionPlan, config: &Config) -> Result<Dura
     })
 }
 
-/// Adds what an open Rockchip NPU tells.
+/// Adds facts about an open Rockchip NPU.
 pub(super) fn add_rockchip(lines: &mut Lines, rknn: &Arc<Rknn>, mask: Option<CoreMask>) {
     match fresh_results(rknn, mask) {
         Ok(0) => lines.add_measured("finding.fresh_results", "right without cleaning"),
@@ -184,9 +185,9 @@ const M: usize = 64;
 const K: usize = 256;
 const N: usize = 256;
 
-/// Multiplies into memory as the kernel gives it, and into memory that was cleaned. Returns how
-/// many of the former results differ: zeros that the CPU's cache still held were written back over
-/// them.
+/// Writes products into memory as the kernel returns it, and into memory that was cleaned. Returns
+/// how many of the former results differ: zeros that the CPU's cache still held were written back
+/// over them.
 fn fresh_results(rknn: &Arc<Rknn>, mask: Option<CoreMask>) -> Result<u32> {
     let [rows, k, n] = [M, K, N].map(|size| i32::try_from(size).unwrap_or(i32::MAX));
     let info = MatmulInfo::native(Precision::Fp16.matmul_type(), rows, k, n);
@@ -208,7 +209,7 @@ fn fresh_results(rknn: &Arc<Rknn>, mask: Option<CoreMask>) -> Result<u32> {
     let mut multiply = |mut c: Memory| {
         let (a, b) = (&a, &b);
         context.bind_and_run(RunOperands { a, b, c: &mut c })?;
-        // What other memory takes in the cache drives out lines that the CPU has changed.
+        // Writing other memory drives the CPU's modified lines out of the cache.
         std::hint::black_box(vec![1u8; CACHE_BYTES]);
         c.sync_from_device()?;
         Ok::<_, Error>(c.bytes().to_vec())

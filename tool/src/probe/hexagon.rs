@@ -15,7 +15,7 @@ use hexagon_ops::wire::{self, Command, SOURCES, TYPE_F16, TYPE_F32, Tensor, Tens
 
 use super::{Lines, finding, library, median, microseconds, timed};
 
-/// The attributes that a DSP can be asked for.
+/// The attributes of a DSP that can be queried.
 const ATTRIBUTES: [(&str, u32); 11] = [
     ("domain", attribute::DOMAIN_SUPPORT),
     ("unsigned_modules", attribute::UNSIGNED_PD_SUPPORT),
@@ -33,7 +33,7 @@ const ATTRIBUTES: [(&str, u32); 11] = [
     ),
 ];
 
-/// Reason why there is no speed of a gather.
+/// Reason why the speed of gathers is not reported.
 const NO_GATHER: &str = "no operation is gathers alone: rate.attention has one for each 64 scores";
 
 /// Adds a session's lines; `false` if it does not open.
@@ -244,7 +244,7 @@ fn map(npu: &HexNpu) -> Result<Duration> {
 
 type Rate = fn(&HexNpu) -> Result<String>;
 
-/// Measurements by the DSP's own clock.
+/// Measurements, timed by the DSP's clock.
 const RATES: [(&str, Rate); 5] = [
     ("copy_f32", |npu| {
         const ELEMENTS: usize = 1 << 20;
@@ -299,14 +299,14 @@ fn weights(npu: &HexNpu, weight: WeightType) -> Result<String> {
     Ok(per_second(bytes, time, "bytes of weights"))
 }
 
-/// Returns the time of a product with zeros, which take as long as other numbers.
+/// Returns the time of a product with zeros, which are as slow as other numbers.
 fn product(npu: &HexNpu, weight: WeightType, m: usize) -> Result<Duration> {
     let product = OneBufferProduct::new(weight, m, K, N);
     let buffer = zeroed(npu, product.bytes())?;
     best(npu, &product.batch(&buffer))
 }
 
-/// Returns the shortest of some times by the DSP's own clock, without the first one.
+/// Returns the shortest of several times, measured by the DSP, without the first one.
 fn best(npu: &HexNpu, batch: &Batch) -> Result<Duration> {
     submit(npu, batch)?;
     let mut shortest = Duration::MAX;

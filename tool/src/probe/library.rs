@@ -36,7 +36,7 @@ pub(super) fn add_file(lines: &mut Lines, key: &str, path: Result<PathBuf, Strin
 
 /// Returns the file of a library that is loaded.
 fn loaded(name: &str) -> Result<PathBuf, String> {
-    // SOURCE: proc_pid_maps(5): the path is what follows the fifth field.
+    // SOURCE: proc_pid_maps(5): the path follows after the fifth field.
     let maps = std::fs::read_to_string("/proc/self/maps").map_err(|error| reason_of(&error))?;
     let paths = maps
         .lines()
@@ -53,7 +53,7 @@ fn loaded(name: &str) -> Result<PathBuf, String> {
 
 /// Returns the linker's mark of a build.
 fn build_id(bytes: &[u8]) -> Result<String, String> {
-    // SOURCE: elf(5), NT_GNU_BUILD_ID: bytes of the name (4) and of the mark, type 3, the name.
+    // SOURCE: elf(5), NT_GNU_BUILD_ID: size of the name (4), size of the id, type 3, then the name.
     let note = bytes.windows(16).find(|note| {
         note[..4] == [4, 0, 0, 0] && note[5..12] == [0, 0, 0, 3, 0, 0, 0] && note[12..] == *b"GNU\0"
     });

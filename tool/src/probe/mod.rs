@@ -107,10 +107,10 @@ fn median<E>(count: usize, mut work: impl FnMut() -> Result<Duration, E>) -> Res
     Ok(times.get(count / 2).copied().unwrap_or_default())
 }
 
-/// Returns the time that `work` takes.
+/// Returns the duration of `work`.
 ///
 /// # Errors
-/// Those of `work`.
+/// The errors of `work`.
 fn timed<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<Duration, E> {
     let began = Instant::now();
     work().map(|_| began.elapsed())

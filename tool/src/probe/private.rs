@@ -19,7 +19,7 @@ impl Default for Private {
         let homes = variable("HOME").into_iter();
         let names = ["USER", "LOGNAME", "HOSTNAME"].map(variable);
         Self {
-            // "/" is the home of services.
+            // "/" is the home folder of services, and would match every path.
             homes: homes.filter(|home| home.len() > 1).collect(),
             names: (names.into_iter().flatten().chain(host))
                 .map(|name| name.trim().to_owned())

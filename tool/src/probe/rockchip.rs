@@ -15,7 +15,7 @@ use rknpu_ops::ffi::{CoreMask, MatmulInfo};
 
 use super::{Lines, finding, library, machine, median, microseconds, timed};
 
-/// Files in which the kernel's driver tells about itself; some are for root only.
+/// Files in which the kernel's driver reports its state; some are for root only.
 const DRIVER_FILES: [(&str, &str); 5] = [
     ("driver.version", "/sys/kernel/debug/rknpu/version"),
     ("driver.proc_version", "/proc/rknpu/version"),
@@ -94,7 +94,7 @@ fn add_open(lines: &mut Lines, rknn: &Arc<Rknn>, device: &RkDevice, config: &Con
     }
     let time = microseconds(began.elapsed());
     lines.add_measured("selftest.time", format!("{time:.0} us"));
-    // No other process computes while times are measured.
+    // With the turn, no other process computes while times are measured.
     let _turn = match rknn.turn() {
         Ok(turn) => turn,
         Err(error) => {
@@ -148,7 +148,7 @@ const N: usize = 1024;
 struct Times {
     create: Duration,
     run: Duration,
-    /// With other memory for the weights each time.
+    /// The time of a run before which the weights were bound to other memory.
     run_and_bind: Duration,
 }
 
@@ -165,7 +165,7 @@ impl Times {
         let mut context = Context::new(rknn, info, mask)?;
         let owner = MatmulInfo::native(Precision::Fp16.matmul_type(), 32, 32, 32);
         let owner = Arc::new(Context::new(rknn, owner, None)?);
-        // No element of operands has more than two bytes, none of a result more than four.
+        // An element of an operand has at most two bytes, one of a result at most four.
         let weight_bytes = K * N * 2;
         let zeros = |bytes: usize| {
             let mut memory = Memory::new(&owner, bytes)?;

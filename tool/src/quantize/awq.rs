@@ -14,9 +14,9 @@
 //! | `ffn_up_exps` (rows) | `ffn_down_exps` | one for each column of an expert; a group for each expert |
 //!
 //! For each group the scales are `s = a^r`, with `a` the root mean square of the channel and the
-//! exponent `r` out of 20 that has the smallest `sum(E[x^2] * (W' - W)^2)`, where
-//! `W' = Q(W * s) / s`. The losses of experts count by the share of the tokens that each got, and
-//! `ffn_down_exps` of an expert that got few is left as it is.
+//! exponent `r` out of 20 that has the smallest `sum(E[x^2] * (W' - W)^2)`, where `W' = Q(W * s) /
+//! s`. The losses of experts count by the share of the tokens that each got, and `ffn_down_exps` of
+//! an expert that got few is left unchanged.
 // SOURCE: AWQ, Lin et al. 2023, and the search of mit-han-lab/llm-awq; the loss needs
 // llama-imatrix's data alone.
 
@@ -45,7 +45,7 @@ pub const LEAST_ROWS: f32 = 64.0;
 /// Weights that read the same inputs.
 #[derive(Debug)]
 pub struct ScaleGroup {
-    /// Their names.
+    /// The names of these weights.
     readers: Vec<String>,
     /// The norm whose elements are divided, or the weight whose rows are, each with its bias if
     /// there is one.
@@ -162,7 +162,8 @@ const EXPERT_PARTS: [&str; 5] = [
 fn expert_groups(header: &Header, block: usize) -> Result<Vec<ScaleGroup>, ToolError> {
     let name = |part: &str| format!("blk.{block}.{part}.weight");
     let known = EXPERT_PARTS.map(name);
-    // Shared experts, biases and merged matrices also read the norm, or get something of its scale.
+    // Other tensors, such as shared experts, biases or merged matrices, also read the norm or
+    // depend on its scale, so the block is refused.
     let prefixes = [format!("blk.{block}.ffn_"), format!("blk.{block}.exp_")];
     let unknown = (header.tensors.iter()).find(|tensor| {
         prefixes
@@ -200,7 +201,7 @@ fn expert_groups(header: &Header, block: usize) -> Result<Vec<ScaleGroup>, ToolE
     };
     let mut groups: Vec<_> = (0..count).map(by_expert).collect();
     groups.push(ScaleGroup {
-        // The statistics are those of the first one; the router may have none.
+        // The first reader's statistics are used for all; the router may have none.
         readers: vec![gate, up, router],
         producer: norm,
         producer_is_norm: true,
@@ -215,15 +216,15 @@ fn expert_groups(header: &Header, block: usize) -> Result<Vec<ScaleGroup>, ToolE
 pub struct Found {
     /// The exponent.
     pub exponent: f32,
-    /// Its loss, divided by that without scaling.
+    /// The loss with this exponent, divided by the loss without scaling.
     pub relative_loss: f64,
 }
 
 /// Finds the scales of a group and adds them to `transforms`.
 ///
-/// - `format_of`: the type that a reader gets; `None` for one that loses nothing
+/// - `format_of`: the type that a reader gets; `None` for a lossless one
 ///
-/// Returns `None` for an expert that got too few rows of activations, which stays as it is.
+/// Returns `None` for an expert that got too few rows of activations, which is left unchanged.
 ///
 /// # Errors
 /// Text, if the imatrix does not fit the model.
@@ -277,7 +278,7 @@ pub fn scale(
             1.0
         },
     };
-    // Exponent 0 does not scale.
+    // Exponent 0 means no scaling.
     if best > 0 {
         group.fold(&candidates[best], file.header(), transforms);
     }
@@ -317,7 +318,7 @@ impl ScaleGroup {
         (0..EXPONENTS).map(of_exponent).collect()
     }
 
-    /// Multiplies the readers' columns, and divides what gives them their inputs.
+    /// Multiplies the readers' columns, and divides the tensors that produce their inputs.
     fn fold(&self, scales: &[f32], header: &Header, transforms: &mut Transforms) {
         if let Some(expert) = self.expert {
             return self.fold_expert(expert, scales, header, transforms);

@@ -79,16 +79,16 @@ impl Format {
             Self::Q4_1 => 3,
             Self::Q8_0 => 7,
             Self::Q5_0 => 8,
-            // One type for all matrices of the blocks: Q3_K_S and Q4_K_S.
+            // Files whose blocks have a single type for all matrices: Q3_K_S and Q4_K_S.
             Self::Q3K => 11,
             Self::Q4K => 14,
             Self::Iq4Nl => 25,
         }
     }
 
-    /// Returns the type for rows of `k` weights: itself if they are whole blocks of it, otherwise
-    /// the one with blocks of 32 that llama-quantize takes in its place; `None` if they are none
-    /// either.
+    /// Returns the type for rows of `k` weights: itself if rows are whole blocks of it, otherwise
+    /// the one with blocks of 32 that llama-quantize uses instead; `None` if rows are not whole
+    /// blocks of that either.
     // SOURCE: tensor_type_fallback, llama-quant.cpp of llama.cpp 0.5.0.
     pub fn fitting(self, k: usize) -> Option<Self> {
         let fits = |format: Self| {
@@ -152,16 +152,16 @@ impl Format {
         let largest = f16::MAX.to_f32();
         match self {
             Self::F32 => f32::MAX,
-            // The least value of a block is a half, too.
+            // For Q4_1 the least value of a block is stored as F16, too.
             Self::F16 | Self::Q4_1 => largest,
-            // A weight with an error to minimize may get a scale up to a tenth of a level, times 9,
-            // larger.
+            // The search may choose a scale that is larger by up to a tenth of a level, times 9; so
+            // 7 instead of 8.
             Self::Q4_0 => largest * 7.0,
             Self::Q5_0 => largest * 15.0,
             Self::Q8_0 => largest * 127.0,
             Self::Iq4Nl => largest * 100.0,
-            // Minima of up to 63, and scales of -32 times levels of up to 4 of which a search
-            // takes a tenth off.
+            // Q4_K has minima of up to 63. Q3_K has scales of up to 32 and levels of up to 4, less
+            // the tenth that the search may add.
             Self::Q4K => largest * 60.0,
             Self::Q3K => largest * 90.0,
         }
@@ -179,7 +179,7 @@ impl Format {
             let mut bytes =
                 Vec::with_capacity(row.len() / dtype.block_elems() * dtype.block_bytes());
             self.quantize_row(row, Some(importance), &mut bytes);
-            // PANIC: a table of the library has all types that are quantized to.
+            // PANIC: the library's table has every type that can be quantized to.
             let dequantize = dequantize::of(dtype).expect("a dequantizer");
             return dequantize.dequantize(&bytes, out);
         }
@@ -354,7 +354,7 @@ mod tests {
                     *total += weighted_error(&x, &values(format, &bytes), &weights);
                 }
             }
-            // About 0.7 with these numbers; a search that did nothing would give 1.
+            // These numbers give about 0.7; without a search the ratio would be 1.
             assert!(weighted < 0.8 * plain, "{format:?} {weighted} {plain}");
         }
     }
@@ -368,7 +368,7 @@ mod tests {
                     let mut bytes = Vec::new();
                     format.quantize_row(&x, importance, &mut bytes);
                     for (x, y) in x.iter().zip(values(format, &bytes)) {
-                        // One step and a half of the coarsest grid.
+                        // One and a half steps of the coarsest grid.
                         assert!((x - y).abs() < 0.25, "{format:?} {seed}: {x} {y}");
                     }
                 }

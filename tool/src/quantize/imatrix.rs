@@ -24,7 +24,7 @@ struct Statistics {
 }
 
 // SOURCE: tools/imatrix/imatrix.cpp of llama.cpp 0.5.0, and common/imatrix-loader.cpp of 0.6.0,
-// which knows the sums of the inputs themselves.
+// which also reads sums of the inputs.
 const SUMS: &str = ".in_sum2";
 const PLAIN_SUMS: &str = ".in_sum";
 const COUNTS: &str = ".counts";
@@ -60,8 +60,8 @@ impl Imatrix {
             let experts = means.chunks_exact_mut(tensor.ne[0].max(1)).zip(&counts);
             for (means, count) in experts {
                 if counts.len() > 1 && *count == 0.0 {
-                    // The text never reached this expert: as llama-quantize, all inputs count the
-                    // same.
+                    // The text never reached this expert, so all its inputs get the same weight, as
+                    // in llama-quantize.
                     means.fill(1.0);
                 } else {
                     means.iter_mut().for_each(|sum| *sum /= count);
@@ -127,9 +127,9 @@ impl Imatrix {
         Ok(counts.iter().map(share).collect())
     }
 
-    /// Returns the rows of activations that an expert got. A file that llama-imatrix made of its
-    /// older format has one number, that of the expert with most rows: llama-imatrix gives it to
-    /// each when it goes on with such a file.
+    /// Returns the number of activation rows of an expert. A file that llama-imatrix converted from
+    /// its older format has a single number, that of the expert with the most rows; llama-imatrix
+    /// uses it for each expert when it continues such a file.
     ///
     /// # Errors
     /// As [`of`](Self::of).

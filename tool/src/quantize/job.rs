@@ -1,4 +1,4 @@
-//! A tensor on its way from the source to the output.
+//! A tensor that is being converted from the source to the output.
 
 use ggml_rust_npu::gguf::{File, GgmlType, TensorInfo};
 use hexagon_ops::layout::WeightType;
@@ -19,23 +19,23 @@ pub struct TensorJob<'a> {
     pub name: String,
     pub source: &'a TensorInfo,
     pub dtype: GgmlType,
-    /// None: the bytes as they are.
+    /// The new type; `None` for unchanged bytes.
     pub format: Option<Format>,
     pub transform: Transform,
     /// Mean square of each input, expert by expert.
     pub importance: Option<Vec<f32>>,
     /// Elements of a low-power block.
     pub lpbq: Option<usize>,
-    /// The type of groups that the pack gets it in.
+    /// The type of groups in which the pack gets the tensor.
     pub tile_group: Option<WeightType>,
 }
 
-/// The rows of a tensor as they are after its transform.
+/// The rows of a tensor after its transform.
 #[derive(Debug)]
 pub struct RowReader<'a> {
     job: &'a TensorJob<'a>,
     data: &'a [u8],
-    /// All of them, if the transform takes all to make one.
+    /// All rows, if the transform needs all of them to make one.
     whole: Option<Vec<f32>>,
 }
 

@@ -8,18 +8,18 @@
 //! ```
 //!
 //! `m * q` is an integer of 8 bits, so an engine that knows one scale for each row computes with
-//! such weights as they are. Two types of ggml hold them without any further rounding, because
-//! `S * m` has at most 11 significant bits, which FP16 keeps: Q8_0 with `d = S` and `m * q` in its
-//! blocks, and Q4_0 with `d = S * m` and `q`, if no block is shorter than Q4_0's 32.
-// SOURCE: BlockwiseExpansion of QNN and the grouped block quantization of AIMET, which fix the
-// multiplier by the block's largest weight. Here the multiplier, and the scale within a factor of
-// two, are those with the least error.
+//! such weights without conversion. Two types of ggml hold them without any further rounding,
+//! because `S * m` has at most 11 significant bits, which fit into FP16: Q8_0 with `d = S` and `m *
+//! q` in its blocks, and Q4_0 with `d = S * m` and `q`, if no block is shorter than Q4_0's 32.
+// SOURCE: BlockwiseExpansion of QNN and the grouped block quantization of AIMET, which derive the
+// multiplier from the block's largest weight. Here a search chooses the multiplier, and the scale
+// within a factor of two, with the least error.
 
 use half::f16;
 
 use super::block::{BLOCK, push_nibbles};
 
-/// Block lengths that can be asked for.
+/// Supported block lengths.
 pub const BLOCKS: [&str; 3] = ["16", "32", "64"];
 
 /// The largest magnitude of a weight that the grid reaches.
@@ -29,7 +29,7 @@ pub const RANGE: f32 = LARGEST_SCALE * 16.0 * 7.0;
 // SOURCE: IEEE 754: the largest FP16 is 65504, which is over 127 * 2^9.
 const LARGEST_SCALE: f32 = 65_024.0 / 16.0;
 
-/// Every block is a multiple of this: K is one of ggml's block.
+/// Blocks have a multiple of this number of elements. K is a whole number of ggml's blocks.
 const HALF: usize = BLOCK / 2;
 
 /// The largest multiplier.
@@ -43,11 +43,11 @@ const PARTS: [f32; 8] = [1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5];
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GridRow {
     scale: f32,
-    /// Elements of a block; the last one may be shorter.
+    /// Number of elements of a block; the last block may be shorter.
     block: usize,
-    /// One for each block.
+    /// The multiplier of each block.
     multipliers: Vec<u8>,
-    /// One for each weight.
+    /// The level of each weight.
     levels: Vec<i8>,
 }
 
@@ -61,7 +61,7 @@ impl GridRow {
         let weights = weights.unwrap_or(&ones);
         let largest_of = |x: &[f32]| x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
         let largest = largest_of(row);
-        // Blocks whose errors do not count are not clipped for the others.
+        // Blocks without statistics must not be clipped in favour of the others.
         let unknown = row.chunks(block).zip(weights.chunks(block));
         let unknown = unknown.filter(|(_, weights)| is_unknown(weights));
         let least = unknown.fold(0.0f32, |max, (x, _)| max.max(largest_of(x)));
@@ -110,7 +110,7 @@ impl GridRow {
     /// Appends blocks of Q4_0.
     ///
     /// # Panics
-    /// If its own blocks are shorter.
+    /// If the row's blocks are shorter than those of ggml.
     pub fn push_q4_0(&self, out: &mut Vec<u8>) {
         assert!(self.block >= BLOCK, "one scale for each block of Q4_0");
         for (index, levels) in self.levels.as_chunks::<BLOCK>().0.iter().enumerate() {
@@ -123,7 +123,7 @@ impl GridRow {
 
 /// Returns the next larger number of 7 significant bits that FP16 has, times 16, too.
 fn representable(x: f32) -> f32 {
-    // Bits of an `f32` after the first 7.
+    // The low 17 of an `f32`'s 23 fraction bits.
     const REST: u32 = (1 << 17) - 1;
     // SOURCE: IEEE 754: the smallest FP16 is 2^-24.
     const SMALLEST: f32 = 1.0 / 16_777_216.0;
@@ -131,14 +131,14 @@ fn representable(x: f32) -> f32 {
     ((short / SMALLEST).ceil() * SMALLEST).min(LARGEST_SCALE)
 }
 
-/// Returns the level next to `x`, ties to the even one.
+/// Returns the level nearest to `x`, ties to the even one.
 fn level(x: f32, scale: f32, multiplier: u8) -> f32 {
-    // Added and taken off again, it leaves a number of this size without its fraction, in the CPU's
-    // rounding mode: many times faster than a call for each.
+    // Adding and subtracting this number rounds to an integer, in the CPU's rounding mode, many
+    // times faster than a function call for each element.
     const NO_FRACTION: f32 = 12_582_912.0;
     let step = scale * f32::from(multiplier);
     let inverse = if step == 0.0 { 0.0 } else { 1.0 / step };
-    // -128 is a value that no quantizer to Q8_0 makes, and kernels need not expect it.
+    // -8 times 16 is -128, which no Q8_0 quantizer produces, so kernels need not handle it.
     let lowest = if multiplier == MULTIPLIER_MAX {
         -7.0
     } else {
@@ -147,14 +147,14 @@ fn level(x: f32, scale: f32, multiplier: u8) -> f32 {
     (x * inverse).clamp(lowest, 7.0) + NO_FRACTION - NO_FRACTION
 }
 
-/// Returns `true` for a block of which the statistics know nothing.
+/// Returns `true` for a block without statistics.
 fn is_unknown(weights: &[f32]) -> bool {
     weights.iter().all(|weight| *weight == 0.0)
 }
 
-/// Returns the multiplier of a block with the least error, and that. If no weight counts, the
-/// multiplier is the best for all of them alike, as other text than that of the statistics may use
-/// them.
+/// Returns the multiplier of a block with the least error, and that. If all weights of the error
+/// are zero, the multiplier is the best for equal weights, because other text than that of the
+/// statistics may use these columns.
 fn multiplier(x: &[f32], weights: &[f32], scale: f32) -> (u8, f32) {
     if is_unknown(weights) {
         let (best, _) = multiplier(x, &vec![1.0; x.len()], scale);
@@ -162,7 +162,7 @@ fn multiplier(x: &[f32], weights: &[f32], scale: f32) -> (u8, f32) {
     }
     let error = |multiplier: u8| -> f32 {
         let step = scale * f32::from(multiplier);
-        // As many side by side as a vector register holds.
+        // As many sums as a vector register has lanes.
         let mut sums = [0.0; HALF];
         let (x, weights) = (x.as_chunks::<HALF>().0, weights.as_chunks::<HALF>().0);
         for (x, w) in x.iter().zip(weights) {
@@ -255,7 +255,8 @@ mod tests {
     fn a_block_whose_inputs_the_statistics_do_not_know_keeps_its_range() {
         for seed in 1..20 {
             let mut row = numbers(seed, 128, 1.0);
-            // This block has the row's largest weights, which a scale for the others would clip.
+            // This block has the row's largest weights. A scale that suits the others would clip
+            // them.
             row[32..64].iter_mut().for_each(|x| *x *= 20.0);
             let mut weights = vec![1.0; 128];
             weights[32..64].fill(0.0);
@@ -327,7 +328,7 @@ mod tests {
                 have += error(&x, &q8_0(&GridRow::quantize(&x, block, None)), &ones);
                 want += error(&x, &by_definition(&x, block), &ones);
             }
-            // A search that did no more than the definition would give 1.
+            // A search that only followed the definition would give a ratio of 1.
             assert!(
                 have < 0.95 * want && have > 0.2 * want,
                 "{block}: {}",
@@ -360,8 +361,7 @@ mod tests {
             assert_eq!(have, q4_0(&row), "{size}");
             let largest = have.iter().fold(0.0f64, |max, y| max.max(y.abs()));
             let want = x.iter().fold(0.0f64, |max, x| max.max(f64::from(x.abs())));
-            // Not larger than it was by more than half of the largest step, or the smallest number
-            // that there is.
+            // The clipping may not exceed half of the largest step, or the smallest number.
             assert!(
                 largest <= want * 1.08 + f64::from(f16::from_bits(1)),
                 "{size}: {largest} {want}"

@@ -4,7 +4,7 @@ use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo};
 
 use crate::ToolError;
 
-/// Architectures whose tensors are known: what reads what.
+/// Architectures for which it is known which tensors read which.
 pub const ARCHITECTURES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"];
 
 /// Sizes of the attention.
@@ -12,7 +12,7 @@ pub const ARCHITECTURES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3moe", "ge
 pub struct HeadSizes {
     /// Query heads.
     pub count: usize,
-    /// Query heads that share a head of K and V.
+    /// Number of query heads that share a head of K and V.
     pub sharing: usize,
     /// Elements of a head of V.
     pub size: usize,
@@ -62,7 +62,7 @@ pub fn number(header: &Header, key: &str) -> Result<usize, ToolError> {
 
 /// Returns the matrix of a name, in a type that can be read as numbers.
 ///
-/// - `option`: what needs it
+/// - `option`: the option that needs it
 ///
 /// # Errors
 /// Text that names the tensor, if it is missing or something else.
@@ -101,10 +101,10 @@ fn of_dims<'a>(
     unquantized(tensor, option)
 }
 
-/// Returns the norm or bias of a name, in a type that can be read as numbers.
+/// Returns the norm or bias with this name. Its type must be one that can be read as numbers.
 ///
 /// - `len`: elements that it must have
-/// - `option`: what needs it
+/// - `option`: the option that needs it
 ///
 /// # Errors
 /// Text that names the tensor, if it is missing or something else.

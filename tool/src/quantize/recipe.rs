@@ -122,7 +122,7 @@ impl Recipe<'_> {
         }
     }
 
-    /// Returns the type that is meant for a tensor, whatever its rows are; `None` for one that no
+    /// Returns the recipe's type for a tensor, without regard to its rows; `None` for one that no
     /// part of the recipe names.
     fn meant(&self, name: &str, tensor: &TensorInfo) -> Option<Format> {
         if !is_weight(tensor) || is_router(name) {
@@ -152,8 +152,8 @@ impl Recipe<'_> {
 
 /// Returns `true` for the name of a router of experts. Routers keep their type: a wrong choice
 /// costs more than the bytes.
-// SOURCE: tensor_allows_quantization, llama-quant.cpp of llama.cpp 0.5.0, which is asked before the
-// patterns of --tensor-type.
+// SOURCE: tensor_allows_quantization, llama-quant.cpp of llama.cpp 0.5.0, which is consulted before
+// the patterns of --tensor-type.
 fn is_router(name: &str) -> bool {
     name.contains("ffn_gate_inp")
 }

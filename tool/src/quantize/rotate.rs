@@ -10,9 +10,9 @@
 //! embeddings are also its head gets a separate head then.
 //!
 //! A rotation is `Q = diag(signs) · (H ⊗ C)`: random signs, a Hadamard matrix of the largest power
-//! of two in the size, and an orthonormal cosine transform of what is left of it.
-// SOURCE: SpinQuant (Liu et al. 2024), whose R1 and R2 are these; matrices as in QuaRot, which
-// learns none.
+//! of two in the size, and an orthonormal cosine transform of the remaining factor.
+// SOURCE: SpinQuant (Liu et al. 2024) for R1 and R2. The matrices are those of QuaRot, which are
+// not learned.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub enum Rotate {
 /// An orthogonal matrix that is applied to each part of a vector.
 #[derive(Debug)]
 pub struct FoldedRotation {
-    /// One for each element of a part.
+    /// A sign for each element of a part.
     signs: Vec<f32>,
     /// The power of two in the size.
     power: usize,
@@ -44,7 +44,7 @@ pub struct FoldedRotation {
     cosines: Vec<f32>,
 }
 
-/// Largest odd factor of a size: the cosine transform takes its square, and models have at most 45.
+/// Largest odd factor of a size: the cosine transform needs its square, and models have at most 45.
 const MAX_REST: usize = 1023;
 
 impl FoldedRotation {
@@ -67,7 +67,7 @@ impl FoldedRotation {
             let (row, column) = ((i / rest) as f64, (i % rest) as f64);
             let angle = std::f64::consts::PI * (2.0 * column + 1.0) * row / (2.0 * rest as f64);
             let norm = if row == 0.0 { 1.0 } else { 2.0 };
-            // CAST: rounded to the weights' own precision.
+            // CAST: rounded to the precision of the weights.
             #[expect(clippy::cast_possible_truncation, reason = "see above")]
             let rounded = ((norm / rest as f64).sqrt() * angle.cos()) as f32;
             rounded
@@ -100,7 +100,7 @@ impl FoldedRotation {
             part.iter_mut()
                 .zip(&self.signs)
                 .for_each(|(x, sign)| *x *= sign);
-            // Element (i, j) of H ⊗ C: i, of the Hadamard matrix, is the slower index.
+            // For element (i, j) of H ⊗ C, the Hadamard matrix's index i is the slower one.
             let mut half = rest;
             while half < size {
                 for pair in part.chunks_exact_mut(2 * half) {
@@ -187,7 +187,7 @@ fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), ToolErr
         let mut weights = vec![0.0; source.ne[0]];
         to_f32(source.dtype, file.data(source), &mut weights);
         for reader in readers {
-            // A head that is the embeddings is as wide as these.
+            // If the head shares the embeddings, it has their width.
             let is_tied = reader == "output.weight" && header.tensor(reader).is_none();
             let inputs = match is_tied {
                 true => size,
@@ -235,7 +235,7 @@ fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), ToolErr
     Ok(())
 }
 
-/// Refuses what reads or writes the stream in a way that a rotation does not pass through.
+/// Refuses tensors that read or write the residual stream in a way that a rotation would change.
 fn check_stream(header: &Header) -> Result<(), ToolError> {
     let pooling = format!("{}.pooling_type", model::architecture(header)?);
     if let Some(value) = header.get(&pooling)

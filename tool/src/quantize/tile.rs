@@ -24,7 +24,7 @@ use crate::files::next_to;
 use crate::progress::Progress;
 use crate::text::say;
 
-/// Returns the type of groups that takes the place of a type's blocks, if there is one.
+/// Returns the type of groups that replaces a type's blocks, if there is one.
 pub fn grouped(format: Format) -> Option<WeightType> {
     match format {
         Format::Q4_0 => Some(WeightType::Q4Tile),
@@ -102,7 +102,7 @@ fn write_weight(
     let [k, n, s2, s3] = tensor.ne;
     let matrix = MatrixLayout::new(weight, n, k).map_err(|error| error.to_string())?;
     let rows = job.rows(source);
-    // Panels, strip by strip and matrix by matrix, and the rows that each covers.
+    // The panels, by matrix and strip, with the rows of each.
     let panels: Vec<Range<usize>> = (0..s2 * s3)
         .flat_map(|slice| {
             let strips = (0..n).step_by(TILE_DIM);
@@ -145,12 +145,12 @@ fn panel(
 ) -> (Vec<u8>, SquaredLoss) {
     let panel = matrix.panel();
     let (k, row_bytes) = (panel.k(), panel.ggml_row_bytes());
-    // Blocks of the same bytes mean the same as groups.
+    // The ggml type whose blocks have the same meaning as these groups.
     let (is_searched, blocks) = match panel.weight() {
         WeightType::Q4Tile => (true, GgmlType::Q4_0),
         _ => (false, GgmlType::Q8_0),
     };
-    // PANIC: a table of the library has both.
+    // PANIC: the library's table has both types.
     let dequantize = dequantize::of(blocks).expect("a dequantizer");
     let mut values = vec![0.0; TILE_DIM * k];
     let mut weights = vec![0.0; TILE_DIM * k];

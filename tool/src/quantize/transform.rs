@@ -69,8 +69,8 @@ impl Transform {
         columns.map(|(input, s)| input / s).collect()
     }
 
-    /// Returns all rows of a tensor, transformed, if columns are rotated: that takes all of them.
-    /// As `f32`, one after another.
+    /// Returns all transformed rows of a tensor, as `f32`, one after another, if columns are
+    /// rotated, which needs all rows.
     pub fn whole(&self, file: &File, tensor: &TensorInfo) -> Option<Vec<f32>> {
         let rotation = self.output.as_ref()?;
         let (k, n) = (tensor.ne[0], tensor.rows());

@@ -44,7 +44,7 @@ pub fn of(layout: &WeightLayout, name: &str, means: &[f32]) -> Result<Vec<Feedba
             row[c] = means[c].sqrt();
             rotation.apply(row);
         });
-    // A column of the matrix is the rotation of one input.
+    // Each column of the matrix is the rotated form of one input.
     let rotated = DMatrix::from_vec(k, k, rotated);
     let segments = (0..layout.segments).into_par_iter();
     let feedback = segments.map(|segment| {
@@ -59,14 +59,16 @@ pub fn of(layout: &WeightLayout, name: &str, means: &[f32]) -> Result<Vec<Feedba
 /// Returns `H = U D Uᵀ`; `None` if `H` has numbers that are not finite.
 fn factors(moments: DMatrix<f32>) -> Option<Feedback> {
     let k = moments.nrows();
-    // Backwards, so that the factor with zeros above its diagonal has them below.
+    // The order is reversed, because Cholesky's factor has zeros above its diagonal, and they are
+    // needed below it.
     let mut backwards = DMatrix::from_fn(k, k, |i, j| f64::from(moments[(k - 1 - i, k - 1 - j)]));
     let mean = backwards.trace() / k as f64;
     let damping = if mean > 0.0 { DAMPING * mean } else { 1.0 };
     for i in 0..k {
         backwards[(i, i)] += damping;
     }
-    // A sum of squares, plus a positive diagonal, has factors if all of it is finite.
+    // The matrix is a sum of squares plus a positive diagonal, so Cholesky fails only if it is not
+    // finite.
     let lower = Cholesky::new(backwards)?.unpack();
     let diagonal = |i: usize| lower[(k - 1 - i, k - 1 - i)];
     let worth = (0..k).map(|i| narrow(diagonal(i) * diagonal(i))).collect();

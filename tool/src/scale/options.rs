@@ -123,8 +123,8 @@ fn tokens() -> impl TypedValueParser<Value = usize> {
     RangedU64ValueParser::new().range(1..=MAX_TOKENS as u64)
 }
 
-/// Reads a number from 0 to `most`. llama-server would take its own default for one that JSON does
-/// not have.
+/// Reads a number from 0 to `most`. llama-server would use its default for a number that JSON
+/// cannot represent.
 fn number(text: &str, most: f64) -> Result<f64, String> {
     let number = text.parse().ok();
     let number = number.filter(|number| (0.0..=most).contains(number));

@@ -1,5 +1,5 @@
-//! The picture: accuracy over the seconds or tokens that a problem takes, a line for each model and
-//! method, and the front of the points that no other one beats in both.
+//! The picture: accuracy over the seconds or tokens of a problem, with a line for each model and
+//! method, and the front of the points that no other point beats in both.
 
 use test_time_scaling::summary::SummaryRow;
 
@@ -78,7 +78,7 @@ fn line(row: &SummaryRow) -> String {
     format!("{} {model}", row.method)
 }
 
-/// Returns what a problem takes: seconds, or tokens where there is no model of them.
+/// Returns the cost of a problem: seconds, or tokens if no model gives seconds.
 fn price(row: &SummaryRow) -> f64 {
     row.seconds.unwrap_or(row.tokens.max(1.0))
 }

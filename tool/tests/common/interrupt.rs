@@ -8,8 +8,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// Runs the tool once for each signal that ends it and sends the signal as soon as `folder` has a
-/// third file, which is the unfinished output: the tool must say so, remove it and leave `output`
-/// as it was.
+/// third file, which is the unfinished output: the tool must report that, remove it and leave
+/// `output` unchanged.
 pub fn leaves_nothing(args: &[&str], folder: &Path, output: &Path) {
     fs::write(output, "the old one").unwrap();
     for (signal, number) in [
@@ -17,8 +17,8 @@ pub fn leaves_nothing(args: &[&str], folder: &Path, output: &Path) {
         ("TERM", libc::SIGTERM),
         ("HUP", libc::SIGHUP),
     ] {
-        // A shell's background jobs ignore SIGINT, and the tool respects that: the test must not
-        // depend on who started it.
+        // A shell starts background jobs with SIGINT ignored, and the tool keeps that. `env`
+        // restores the default, so that the test does not depend on who started it.
         let mut child = test_kit::command("env")
             .args([
                 &format!("--default-signal={signal}"),
@@ -40,8 +40,8 @@ pub fn leaves_nothing(args: &[&str], folder: &Path, output: &Path) {
             std::thread::sleep(Duration::from_millis(1));
         }
         let process = i32::try_from(child.id()).unwrap();
-        // SAFETY: `kill` uses no memory. The child was not waited for, so the number is not another
-        // process's.
+        // SAFETY: `kill` accesses no memory. The child has not been waited for, so its number is
+        // not another process's.
         assert_eq!(unsafe { libc::kill(process, number) }, 0, "{signal}");
         let done = child.wait_with_output().unwrap();
         let errors = String::from_utf8_lossy(&done.stderr);

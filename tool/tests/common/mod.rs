@@ -1,5 +1,5 @@
-//! Shared by the tests of the tool: models written by hand, the tool's runs, and what is in the
-//! files it writes.
+//! Shared by the tests of the tool: models written by hand, the tool's runs, and the contents of
+//! the files that it writes.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ pub fn numbers(seed: u64, n: usize) -> Vec<f32> {
     Numbers::fixed(seed).floats(n)
 }
 
-/// A model on its way to a file.
+/// A model that a test writes to a file.
 pub struct Model {
     entries: Vec<(String, Value)>,
     /// Name, shape and type of each tensor: F32, F16, BF16, or another one of four bytes.
@@ -24,7 +24,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// A file with one entry: what it is.
+    /// A file with one entry, and its kind.
     pub fn new(key: &str, value: &str) -> Self {
         let mut model = Self {
             entries: Vec::new(),
@@ -93,7 +93,7 @@ impl Model {
     }
 }
 
-/// A folder of one test's own, empty.
+/// An empty folder for one test.
 pub fn folder(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&path);

@@ -6,7 +6,7 @@ use ggml_rust_npu::gguf::GgmlType;
 
 use crate::{Files, HOSTILE_TEXT, NUMBERS, common};
 
-/// A GGUF whose every number can be wrong.
+/// A GGUF in which every number can be made wrong.
 #[derive(Clone)]
 pub struct Raw {
     entries: Files,
@@ -98,10 +98,11 @@ impl Raw {
         other
     }
 
-    /// With another tensor of a name, whose data are made to fit where that is possible.
+    /// Replaces a tensor by another one of the same name, with as many data as it needs where that
+    /// is possible.
     fn tensor(&self, name: &str, ne: &[u64], dtype: u32) -> Self {
         let mut other = self.clone();
-        // What does not fit into a small file has no data.
+        // Tensors that do not fit into a small file get no data.
         let bytes = || {
             let sizes: Option<Vec<usize>> = ne.iter().map(|n| usize::try_from(*n).ok()).collect();
             let (k, rows) = sizes.as_ref()?.split_first()?;
@@ -124,7 +125,7 @@ impl Raw {
         other
     }
 
-    /// With one number of a tensor in place of another.
+    /// Replaces one number of a tensor.
     fn value(&self, name: &str, value: f32) -> Self {
         let mut other = self.clone();
         let tensor = (other.tensors.iter_mut()).find(|tensor| tensor.name == name.as_bytes());
@@ -235,7 +236,7 @@ pub fn models(model: &Raw) -> Files {
     cases
 }
 
-/// Blocks of a quantized model whose scales are no numbers.
+/// Blocks of a quantized model whose scales are NaN.
 pub fn quantized(model: &Raw) -> Files {
     let mut cases = Files::new();
     for name in ["blk.0.attn_q.weight", "token_embd.weight"] {
@@ -254,7 +255,7 @@ pub fn quantized(model: &Raw) -> Files {
     cases
 }
 
-/// Experts in numbers that do not fit each other.
+/// Experts whose numbers do not fit together.
 pub fn experts(model: &Raw) -> Files {
     let mut cases = Files::new();
     for number in NUMBERS {

@@ -1,4 +1,4 @@
-//! Proves that no file makes the tool panic, hang, take much memory or print what a terminal obeys:
+//! Proves that no file makes the tool panic, hang, use much memory or print terminal commands:
 //! hostile and odd files of every kind that it reads go through every command that reads them. Each
 //! run ends with exit code 0, 1 or 2, within a second of the processor and 256 MiB, and a failure
 //! is one line.
@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 
 use test_kit::Numbers;
 
-/// One in so many files is tested by default.
+/// By default, one file of this many is tested.
 const STEP: usize = 24;
-/// Memory that a run may write to, in KiB: what `ulimit -d` counts.
+/// Memory that a run may write to, in KiB: the unit of `ulimit -d`.
 const MEMORY_KIB: usize = 256 << 10;
-/// Seconds of the processor that a run may take; builds without optimization are slower.
+/// Processor seconds that a run may use; builds without optimization are slower.
 const SECONDS: usize = if cfg!(debug_assertions) { 10 } else { 1 };
-/// Bytes that a run may say on its standard error: a few lines of progress, and one with names.
+/// Bytes that a run may write to standard error: a few lines of progress, and one with names.
 const MESSAGE_BYTES: usize = 8192;
-/// A run that waits for something takes no processor time; it hangs after this time.
+/// A run that only waits uses no processor time; it counts as hanging after this time.
 const HANGS: Duration = Duration::from_secs(60);
 
 /// Names and bytes of files.
@@ -36,7 +36,7 @@ type Files = Vec<(String, Vec<u8>)>;
 
 const HOSTILE_TEXT: &[u8] = b"\x1b[2J\x1b]0;owned\x07\r\n\x7f\xc2\x9b31m\xe2\x80\xae name";
 
-/// Numbers that are sizes somewhere.
+/// Numbers that are written over counts and sizes in files.
 const NUMBERS: [u64; 14] = [
     0,
     1,
@@ -82,8 +82,8 @@ impl Kind {
     ];
 }
 
-/// Command lines by what they read. `@` is the file, `=` a good model, `%` good statistics, `?`
-/// good problems, `>` an output, and `:` the address of no server.
+/// Command lines, by the kind of file that they read. `@` is the file, `=` a good model, `%` good
+/// statistics, `?` good problems, `>` an output, and `:` the address of no server.
 const COMMANDS: [(Kind, &str); 33] = [
     (Kind::Model, "inspect @"),
     (Kind::Model, "inspect @ --json --chip rk3588"),
@@ -138,7 +138,7 @@ const COMMANDS: [(Kind, &str); 33] = [
     (Kind::Trace, "trace summary @ --json"),
 ];
 
-/// A file on its way to its test.
+/// A file that a test is about to use.
 struct Case {
     name: String,
     kind: Kind,
@@ -151,7 +151,7 @@ fn damaged(name: &str, good: &[u8], count: usize) -> Files {
     let mut cases = Vec::new();
     for seed in 0..count {
         let mut bytes = good.to_vec();
-        // Most of what is read by number is at the beginning.
+        // Mostly the beginning of the file, where most numbers are.
         let most = if seed % 3 == 0 { usize::MAX } else { 4096 };
         match seed % 4 {
             0 => bytes.truncate(random.below(good.len())),
@@ -167,8 +167,7 @@ fn damaged(name: &str, good: &[u8], count: usize) -> Files {
     cases
 }
 
-/// Runs the tool with limits. A run that takes too much memory ends by a signal, and so does one
-/// that takes too long.
+/// Runs the tool with limits. A run that uses too much memory or time is ended by a signal.
 fn run(args: &[String], settings: &Path) -> (Output, Duration) {
     let script =
         format!("ulimit -c 0; ulimit -d {MEMORY_KIB}; ulimit -t {SECONDS}; exec \"$0\" \"$@\"");
@@ -211,7 +210,7 @@ fn run(args: &[String], settings: &Path) -> (Output, Duration) {
     (output, began.elapsed())
 }
 
-/// Returns the fault in how a run ended; `None` if it ended as it may.
+/// Returns the mistake in the end of a run; `None` if the run ended in an allowed way.
 fn fault(kind: Kind, output: &Output) -> Option<String> {
     let code = output.status.code();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -220,14 +219,14 @@ fn fault(kind: Kind, output: &Output) -> Option<String> {
         text.chars()
             .any(|c| (c.is_control() && c != '\n') || c == '\u{202e}')
     };
-    // `devices` has a code of its own for a machine without any that can be used, and its report
-    // says why.
+    // `devices` has a separate exit code for machines without a usable device, and its report gives
+    // the reason.
     let expected = matches!(code, Some(0..=2)) || kind == Kind::Settings && code == Some(3);
     if !expected {
         return Some(format!("ended with {}", output.status));
     }
     if code == Some(1) && !output.stdout.is_empty() && errors.is_empty() {
-        // `inspect --verify` found something: that is in its report.
+        // `inspect --verify` reports its findings.
         return None;
     }
     let lines = errors
@@ -321,7 +320,7 @@ fn cases(folder: &Path) -> Vec<Case> {
     cases
 }
 
-/// Sends every `step`th file through its commands; returns the numbers of files and of runs.
+/// Runs the commands on every `step`th file. Returns the numbers of files and of runs.
 fn through_every_command(folder: &Path, step: usize) -> (usize, usize) {
     let (mut files, mut runs, mut faults) = (0, 0, Vec::new());
     let cases = cases(folder);
@@ -362,7 +361,7 @@ fn through_every_command(folder: &Path, step: usize) -> (usize, usize) {
         test(&case.name, case.kind, &file);
         files += 1;
     }
-    // What is no regular file, and a file that is mostly hole.
+    // A file that is not regular, and a file that is mostly a hole.
     let (fifo, sparse) = (folder.join("fifo"), folder.join("sparse"));
     test_kit::make_fifo(&fifo);
     fs::File::create(&sparse).unwrap().set_len(8 << 30).unwrap();

@@ -61,7 +61,7 @@ pub fn settings() -> Files {
 pub const PROBLEMS: &str =
     "{\"question\": \"2+2\", \"answer\": \"4\"}\n{\"question\": \"3*5\", \"answer\": \"15\"}\n";
 
-/// Good solutions of them, as a run notes them.
+/// Good solutions of the problems, in the form in which a run writes them.
 pub const SOLUTIONS: &str = concat!(
     r#"{"settings": {"model": "m", "method": "majority", "n": 2}}"#,
     "\n",
@@ -84,7 +84,7 @@ pub const TRACE: &str = concat!(
     "\n]\n",
 );
 
-/// Values in the place of any value of JSON.
+/// Values that replace any value of JSON.
 fn values() -> Vec<(String, String)> {
     let hostile = serde_json::to_string(&String::from_utf8_lossy(HOSTILE_TEXT)).unwrap();
     let mut values: Vec<(String, String)> = NUMBERS.map(|n| (n.to_string(), n.to_string())).into();
@@ -120,7 +120,7 @@ fn values() -> Vec<(String, String)> {
     values
 }
 
-/// A good text with each value of JSON in the place of what follows each of `fields`.
+/// A good text in which the value of each of `fields` is replaced by each kind of JSON value.
 fn replaced(what: &str, good: &str, fields: &[&str]) -> Files {
     let mut cases = Files::new();
     for field in fields {

@@ -1,4 +1,4 @@
-//! Small random models, their statistics, and what they compute: the oracle, in `f64`.
+//! Small random models, their statistics, and the oracle that computes them in `f64`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ pub fn model(architecture: &str) -> Model {
     model
 }
 
-/// Number of experts of [`with_experts`], of which each token goes to two.
+/// Number of experts of [`with_experts`], two of which each token uses.
 pub const EXPERTS: usize = 3;
 
 /// Puts experts in place of the feed-forward part of each block.
@@ -107,7 +107,7 @@ pub fn imatrix(model: &Model) -> Model {
             imatrix.tensor(&format!("{name}.in_sum"), &[ne[0], 1], random.clone());
             imatrix.tensor(&format!("{name}.counts"), &[1, 1], vec![10.0]);
         }
-        // Each expert has other inputs, and each gets another number of them.
+        // Each expert gets different inputs, and a different number of them.
         if name.starts_with("blk.") && ne.len() == 3 {
             let random = common::numbers(seed + name.as_bytes()[4] as u64, ne[0] * ne[2]);
             let counts: Vec<f32> = (0..ne[2])
@@ -165,7 +165,7 @@ pub fn dequantize(dtype: GgmlType, bytes: &[u8]) -> Vec<f32> {
         GgmlType::Q4_0 => Some(even),
         GgmlType::IQ4_NL => Some(uneven),
         GgmlType::Q8_0 => None,
-        // Held to ggml's own by tests/dequantize.rs.
+        // tests/dequantize.rs compares this with ggml's code.
         other => {
             let mut values =
                 vec![f32::NAN; bytes.len() / dtype.block_bytes() * dtype.block_elems()];
@@ -244,7 +244,8 @@ fn routed(weights: &Weights, part: &str, x: &[f64]) -> Vec<f64> {
     sum
 }
 
-/// The logits of the last token. Positions are left out: scaling does not touch them.
+/// The logits of the last token. Positions are left out, because scaling does not change their
+/// effect.
 pub fn logits(weights: &Weights) -> Vec<f64> {
     let embed = &weights["token_embd.weight"];
     let widen = |row: &[f32]| row.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();

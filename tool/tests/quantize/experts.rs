@@ -71,7 +71,7 @@ fn each_expert_has_the_statistics_of_its_own_inputs() {
     );
     let size = experts.len() / 3;
     for expert in 0..3 {
-        // One that no token reached is quantized as if all inputs were alike.
+        // An expert that no token reached is quantized as if all inputs were alike.
         let of_expert = &squares[expert * EMBED..][..EMBED];
         let own = if expert == 1 {
             &[1.0; EMBED]
@@ -169,12 +169,12 @@ fn scaling_experts_alone_changes_the_weights_and_no_logit() {
         let (from, to) = scaled("fold", architecture, "f32", &model);
         let (before, after) = (values(&from), values(&to));
         let changed = (before.iter()).filter(|(name, old)| after[*name] != **old);
-        // In each block: two norms, four weights of attention, the router, and three of the
-        // experts.
+        // In each block two norms, four weights of attention, the router, and three expert weights
+        // change.
         assert_eq!(changed.count(), BLOCKS * 10, "{architecture}");
         let off = difference(&logits(&after), &logits(&before));
         assert!(off < 1e-5, "{architecture}: {off}");
-        // Each expert has its own columns, and all experts have those of the norm.
+        // Each expert is scaled in its columns, and all experts in those of the norm.
         let (down, old) = (
             &after["blk.0.ffn_down_exps.weight"],
             &before["blk.0.ffn_down_exps.weight"],
@@ -186,7 +186,7 @@ fn scaling_experts_alone_changes_the_weights_and_no_logit() {
         for expert in 1..EXPERTS {
             assert!(of(0) != of(expert), "expert {expert}");
         }
-        // A router or an expert that was left as it was would be seen.
+        // This fails if a router or an expert was left unscaled.
         for part in ["gate_inp", "gate_exps", "up_exps", "down_exps"] {
             let mut wrong = after.clone();
             let name = format!("blk.0.ffn_{part}.weight");
@@ -198,7 +198,8 @@ fn scaling_experts_alone_changes_the_weights_and_no_logit() {
 }
 
 /// Scales a model whose experts got `counts` rows of activations, or one number for all of them;
-/// returns the second matrices of the first block's experts, before and after, and what was said.
+/// returns the second matrices of the first block's experts, before and after, and the tool's
+/// messages.
 fn scaled_with(name: &str, counts: &[f32]) -> (Vec<f32>, Vec<f32>, String) {
     let folder = folder(&format!("tool_experts_{name}"));
     let [from, statistics, to] =
@@ -244,7 +245,8 @@ fn an_expert_that_got_few_tokens_is_not_scaled() {
 
 #[test]
 fn statistics_with_one_count_for_all_experts_scale_each() {
-    // As llama-imatrix converts its older files: the rows of the expert with most.
+    // As llama-imatrix does for its older files, all experts get the count of the one with the most
+    // rows.
     let (before, after, said) = scaled_with("one_count", &[65.0]);
     assert!(!said.contains("as they were"), "{said}");
     let size = before.len() / EXPERTS;
@@ -263,7 +265,7 @@ fn scaling_brings_quantized_experts_nearer() {
     quantize(&from, &plain, &["--type", "q4_0"]);
     let folded = scaled("nearer_fold", "llama", "f32", &model).1;
     let (from, to, plain, folded) = (values(&from), values(&to), values(&plain), values(&folded));
-    // The error of each product, summed over the squares of its inputs, which scaling divides.
+    // The error of each product, summed over the squares of its inputs, by which scaling divides.
     let error = |have: &[f32], want: &[f32], original: &[f32], squares: &[f32], k: usize| -> f64 {
         let experts = want.len() / EXPERTS;
         let term = |i: usize| {

@@ -164,7 +164,7 @@ fn rockchip_packs_low_power_rows_without_loss_by_the_rule_int8_plain() {
             "{rotated:?}"
         );
     }
-    // Blocks of a row that have different scales are rounded to one.
+    // Blocks of a row with different scales must be rounded to a common one, which loses precision.
     let other = errors(&["--type", "q8_0"], "^blk=int8-plain");
     assert_eq!(other.len(), weights);
     assert!(

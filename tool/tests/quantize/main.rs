@@ -1,8 +1,7 @@
-//! Proves that scaling and rotations change the weights of a model and not what it computes, for
-//! each architecture: a small model is written, transformed by `ggml-npu quantize` without
-//! quantization, and both are computed in `f64`. Also that quantization with statistics comes
-//! nearer to the model, that low-power blocks are on their grid, and that what cannot be done is
-//! refused by name.
+//! Proves that scaling and rotations change the weights of a model and not its results, for each
+//! architecture: a small model is written, transformed by `ggml-npu quantize` without quantization,
+//! and both are computed in `f64`. Also that quantization with statistics comes nearer to the
+//! model, that low-power blocks are on their grid, and that unsupported models are refused by name.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::path::Path;

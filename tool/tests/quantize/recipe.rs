@@ -76,8 +76,8 @@ fn scales_are_those_for_the_type_of_each_weight() {
         rounded.eq(after.iter().copied())
     };
     let name = "blk.0.ffn_down.weight";
-    // A weight that is not quantized has nothing to gain from scales; one of a group of which
-    // others are is scaled with them.
+    // An unquantized weight gains nothing from scales, but it is scaled if others of its group are
+    // quantized.
     for (rule, scaled) in [
         ("ffn_down=f16", false),
         ("blk.0.(ffn_down|ffn_gate)=f16", false),
@@ -122,7 +122,7 @@ fn statistics_are_needed_of_weights_alone_that_they_change() {
         assert!(!how.contains("imatrix"), "{how}");
     }
     fs::remove_file(&to).unwrap();
-    // Low-power blocks are searched, whatever holds them.
+    // Low-power blocks are searched, whatever type stores them.
     let lpbq = ["-t", "q8_0", "--imatrix", statistics, "--lpbq", "32"];
     fails(&from, &to, &lpbq, 1, &["says nothing of", name]);
     assert!(!to.exists());

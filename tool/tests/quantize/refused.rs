@@ -151,7 +151,7 @@ fn what_does_not_go_together_is_a_wrong_argument() {
     assert!(!to.exists());
 }
 
-/// A model in whose place of a tensor there is another one, of 4-byte elements.
+/// A model in which another tensor, of 4-byte elements, replaces one.
 fn with(architecture: &str, name: &str, ne: &[usize], dtype: GgmlType) -> Model {
     let mut model = model(architecture);
     model.tensors.retain(|(known, ..)| known != name);
@@ -201,7 +201,7 @@ fn numbers_that_become_sizes_are_refused_by_the_name_of_the_field() {
     refused(&few, &awq, &["value_length", "288230376151711744"]);
     let heads = number("llama.attention.head_count_kv", 0);
     refused(&heads, &awq, &["head_count_kv", "0"]);
-    // Without it, a head has its part of the channels.
+    // Without this key, a head's length is its share of the channels.
     let mut heads = number("llama.attention.head_count", 65);
     heads.number("llama.attention.head_count_kv", 65);
     heads.forget("llama.attention.value_length");
@@ -243,7 +243,7 @@ fn norms_biases_and_weights_of_another_type_or_shape_are_refused_by_name() {
             "3 dimensions",
         );
     }
-    // Half of the rows would have been scaled, with exit code 0.
+    // Before this check half of the rows would have been scaled, with exit code 0.
     refused("blk.0.ffn_up.bias", &[FFN / 2], f32, &awq, "[48]");
     refused("blk.1.ffn_down.bias", &[EMBED / 2], f32, &rotate, "[32]");
     refused("output_norm.weight", &[EMBED], i32, &rotate, "I32");

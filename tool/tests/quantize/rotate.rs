@@ -8,8 +8,8 @@ use crate::fails;
 
 #[test]
 fn rotations_alone_change_the_weights_and_no_logit() {
-    // In each block R1 changes two norms and seven weights, and R2 two weights; a bias of V with
-    // qwen2. Beside these R1 changes the embeddings and the last norm.
+    // In each block R1 changes two norms and seven weights, and R2 two weights and, with qwen2, a
+    // bias of V. In addition R1 changes the embeddings and the last norm.
     for (architecture, which, want) in [
         ("llama", "r1", 9 * BLOCKS + 2),
         ("llama", "r2", 2 * BLOCKS),
@@ -26,7 +26,7 @@ fn rotations_alone_change_the_weights_and_no_logit() {
         let changed = before.iter().filter(|(name, old)| after[*name] != **old);
         assert_eq!(changed.count(), want, "{architecture} {which}");
         let has_r1 = which.contains("r1");
-        // The embeddings were the head, too.
+        // The embeddings served as the head, too.
         assert_eq!(
             after.contains_key("output.weight"),
             has_r1,
@@ -34,7 +34,7 @@ fn rotations_alone_change_the_weights_and_no_logit() {
         );
         assert_eq!(after["output_norm.weight"] == vec![1.0; EMBED], has_r1);
         let off = difference(&logits(&after), &logits(&before));
-        // 24 bits, through two blocks.
+        // FP32 has 24 bits; the error grows through two blocks.
         assert!(off < 1e-5, "{architecture} {which}: {off}");
     }
 }
@@ -50,7 +50,7 @@ fn a_rule_gives_the_head_its_type_that_a_rotation_separates_from_the_embeddings(
     let dtype = |name: &str| file.header().tensor(name).unwrap().dtype;
     assert_eq!(dtype("output.weight"), GgmlType::F16);
     assert_eq!(dtype("token_embd.weight"), GgmlType::Q8_0);
-    // The head stays the embeddings.
+    // The head still shares the embeddings.
     for more in [&[][..], &["--rotate", "r2"]] {
         let args = [&rule[..], more].concat();
         fails(
@@ -78,7 +78,7 @@ fn a_head_of_its_own_and_biases_are_rotated_as_well() {
     assert_eq!(before.len(), after.len());
     let off = difference(&logits(&after), &logits(&before));
     assert!(off < 1e-5, "{off}");
-    // What is left as it was would be seen.
+    // This fails if one of them was left unrotated.
     for name in [
         "output.weight",
         "blk.0.attn_output.bias",

@@ -20,11 +20,11 @@ fn scaling_alone_changes_the_weights_and_no_logit() {
             .iter()
             .filter(|(name, old)| after[*name] != **old)
             .count();
-        // In each block: two norms and seven weights; a bias with qwen2.
+        // Two norms and seven weights in each block, and a bias with qwen2.
         let want = BLOCKS * if architecture == "qwen2" { 10 } else { 9 };
         assert_eq!(changed, want, "{architecture}");
         let off = difference(&logits(&after), &logits(&before));
-        // Each of the two blocks rounds to the 24 bits of FP32.
+        // Each of the two blocks rounds to FP32's 24 bits.
         assert!(off < 1e-5, "{architecture}: {off}");
     }
 }
@@ -91,14 +91,14 @@ fn rescaled_statistics_are_those_of_the_scaled_model() {
         &scaled,
         &[&["--type", "f32"], &both[..], &out].concat(),
     );
-    // An input times s has s^2 times the square, and its column was divided by s.
+    // An input times s has a square times s^2, and its column was divided by s.
     let (before, after) = (values(&from), values(&scaled));
     let (old, new) = (values(statistics.as_ref()), values(&rescaled));
     assert_eq!(old.len(), new.len());
     let mut changed = 0;
     for (name, want) in &old {
         if let Some(weight) = name.strip_suffix(".in_sum") {
-            // Sums of the inputs themselves are divided once, those of squares twice.
+            // Sums of inputs are divided by the scale once, sums of squares twice.
             let squares = format!("{weight}.in_sum2");
             for (column, sum) in want.iter().enumerate() {
                 let once = sum / new[name][column];
@@ -113,7 +113,7 @@ fn rescaled_statistics_are_those_of_the_scaled_model() {
         };
         changed += usize::from(&new[name] != want);
         let k = want.len();
-        // Rows of these two are divided, too: only the ratio of two columns tells.
+        // Rows of these two are divided as well, so only the ratio between columns shows the scale.
         let divided = weight.contains("attn_v") || weight.contains("ffn_up");
         for column in 1..k {
             let ratio = |column: usize| after[weight][column] / before[weight][column];
@@ -129,9 +129,9 @@ fn rescaled_statistics_are_those_of_the_scaled_model() {
             );
         }
     }
-    // Seven weights in each block; an exponent of 0 would leave some as they are.
+    // There are seven weights in each block; an exponent of 0 would leave some unchanged.
     assert!(changed > BLOCKS * 3, "{changed}");
-    // Quantizing the scaled model with them is what --awq does at once.
+    // Quantizing the scaled model with the scaled statistics must equal --awq in one step.
     let (once, twice) = (folder.join("once.gguf"), folder.join("twice.gguf"));
     quantize(&from, &once, &[&["--type", "q4_0"], &both[..]].concat());
     let once = values(&once);
@@ -149,7 +149,7 @@ fn rescaled_statistics_are_those_of_the_scaled_model() {
         }
         off as f64 / all as f64
     };
-    // Not quite 0: in some blocks two scales are equally good, and the last bit decides.
+    // Not exactly 0: in some blocks two scales are equally good, and the last bit decides.
     let off = part_off(rescaled.to_str().unwrap());
     assert!(off < 0.01, "{off}");
     let off = part_off(statistics);

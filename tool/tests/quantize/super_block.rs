@@ -1,4 +1,4 @@
-//! Q4_K and Q3_K: rows of whole super-blocks, and what becomes of the others.
+//! Q4_K and Q3_K: rows of whole super-blocks, and how other rows are quantized.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -101,7 +101,7 @@ fn rows_that_are_not_whole_super_blocks_take_the_type_of_llama_quantize() {
         let kind = file.header().get("general.file_type");
         assert_eq!(kind.and_then(|kind| kind.as_usize()), Some(file_type));
     }
-    // As a rule, and for embeddings; nothing is said where all rows fit.
+    // Both as a rule and for embeddings. No note is printed if all rows fit.
     let rules = [
         "--type",
         "q8_0",
@@ -167,7 +167,7 @@ fn statistics_and_scales_bring_super_blocks_nearer() {
             pairs.map(of).iter().sum::<f64>()
         });
         assert!(errors[1] < 0.95 * errors[0], "{format}: {errors:?}");
-        // Weights that are all of one size have little to gain.
+        // Weights of equal size gain little.
         assert!(errors[2] < 0.98 * errors[1], "{format}: {errors:?}");
         assert!(errors[2] > 0.0);
     }

@@ -1,4 +1,4 @@
-//! Groups of 2 × 16 weights of 4 or 8 bits in a pack beside the model.
+//! Groups of 2 × 16 weights of 4 or 8 bits in a pack file next to the model.
 
 use ggml_rust_npu::gguf::File;
 use ggml_rust_npu::packfile::{Pack, SourceHash, sampled};
@@ -30,11 +30,12 @@ fn values_of_groups(packed: &[u8], bits: usize, k: usize, n: usize) -> Vec<f32> 
     values
 }
 
-/// The loss of rounding uniform numbers to a step of an eighth of the largest: (1/8)^2 / 12 over a
-/// variance of 1/3 is 3.9e-3, and more than a quarter of that, as few groups reach the largest.
+/// Range of the loss in 4 bits. Rounding uniform numbers to a step of an eighth of the largest
+/// gives a variance of (1/8)^2 / 12; divided by their variance of 1/3 that is 3.9e-3. The real loss
+/// is smaller, as few groups reach the largest number, but more than a quarter of that.
 const LOST_4: std::ops::Range<f64> = 1e-3..5e-3;
 
-/// The same of a 127th: 1.6e-5.
+/// Range of the loss in 8 bits: the same with a step of a 127th gives 1.6e-5.
 const LOST_8: std::ops::Range<f64> = 1e-5..2e-5;
 
 #[test]
@@ -74,7 +75,7 @@ fn grouped(
         for tensor in &file.header().tensors {
             let name = &tensor.name;
             let data = file.data(tensor);
-            // The model is the one that would be written without the pack.
+            // Writing a pack must not change the model.
             assert!(
                 data == other.data(other.header().tensor(name).unwrap()),
                 "{name}"
@@ -134,7 +135,7 @@ fn grouped(
     assert_eq!(text.matches("groups of 2 x 16").count(), 14, "{text}");
     let options = ["--tile-group", "--imatrix --tile-group"][usize::from(uses_statistics)];
     assert!(text.contains(options), "{text}");
-    // The pack is of the last model, and not of another one.
+    // The pack belongs to the last model, so another model must refuse it.
     quantize(&from, &plain, &["--type", "q4_0"]);
     assert!(
         !inspect(&["--verify", plain.to_str().unwrap()])

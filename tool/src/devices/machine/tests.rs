@@ -1,4 +1,4 @@
-//! Machines made of files: what each lacks is one line, and each line is on the pages of its
+//! Machines made of files: each missing part gives one line, and each line is on the pages of its
 //! devices.
 
 use std::os::unix::fs::symlink;
@@ -60,8 +60,8 @@ const DISPLAY: (&str, &str) = (
     "->/sys/bus/platform/drivers/rockchip-drm",
 );
 
-/// Each finding: the machine, the node that may not be opened, whether it runs Android, and what
-/// its line begins with.
+/// Each finding: the machine, the node that may not be opened, whether it runs Android, and the
+/// beginning of its line.
 #[expect(clippy::type_complexity, reason = "one row of a table")]
 fn machines() -> Vec<(
     Vec<(&'static str, &'static str)>,
@@ -212,13 +212,14 @@ fn a_machine_that_lacks_nothing_has_no_line() {
     }
 }
 
-/// The file that a root folder's groups are in names the one that the node belongs to; without one,
-/// only root may.
+/// The group file of a root folder names the group of the node; without a name, only root may open
+/// the node.
 #[test]
 fn a_closed_node_names_its_group_or_root() {
     let root = machine(&[SNAPDRAGON, NODE, HEAP]);
     let node = root.path().join("dev/fastrpc-cdsp");
-    // Root may give the node to any group; everyone else's file has a group of their own already.
+    // Only root may give the node to an arbitrary group. For other users the file keeps their
+    // group, which the test reads back.
     let _ = std::os::unix::fs::chown(&node, None, Some(7));
     let number = node.metadata().expect("a node").gid();
     std::fs::create_dir(root.path().join("etc")).expect("a folder");
@@ -255,7 +256,7 @@ fn pages_of_devices_have_each_line() {
         for page in pages {
             let text = std::fs::read_to_string(guide.join(page)).expect("a page");
             for part in [seen, todo] {
-                // A table's cell writes a vertical bar with a backslash.
+                // In a table's cell, a vertical bar is written with a backslash.
                 assert!(
                     text.contains(&part.replace('|', "\\|")),
                     "{page} lacks {part:?}"

@@ -16,9 +16,9 @@ struct Sizes {
     words: usize,
 }
 
-// SOURCE: Qwen2.5-1.5B and Gemma 3 1B: scripts/shapes.py. Ministral 3 3B: 26 layers, 3,072
-// elements, 32 and 8 heads by Megatron-Bridge's page of the model; the inner size follows from its
-// 3.4 billion parameters.
+// SOURCE: Qwen2.5-1.5B and Gemma 3 1B: scripts/shapes.py. Ministral 3 3B: Megatron-Bridge's page of
+// the model has 26 layers, 3,072 elements, 32 and 8 heads; the inner size follows from its 3.4
+// billion parameters.
 const QWEN2: Sizes = Sizes {
     arch: "qwen2",
     layers: 28,
@@ -109,7 +109,7 @@ fn token(target: &Target, shape: &ModelShape, cells: usize) -> StepNs {
 fn published_speeds_are_met_within_the_stated_error() {
     let q8_0 = GgmlType::from_number(8).unwrap();
     let target = target(&caps::RK3588);
-    // The published prompt has attention on the CPU, or not.
+    // Whether the published prompt computed attention on the CPU.
     let models = [(QWEN2, false), (GEMMA3, true), (MINISTRAL3, true)];
     let mut wrong = Vec::new();
     for (sizes, on_cpu) in models {

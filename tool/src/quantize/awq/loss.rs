@@ -6,10 +6,11 @@ use rayon::prelude::*;
 use super::super::block::{BLOCK, Format, to_f32};
 use super::EXPONENTS;
 
-/// Fewest rows of a matrix that the loss of super-blocks is taken of, if it has as many.
+/// Smallest number of rows from which the loss of super-blocks is estimated, if a matrix has as
+/// many.
 const SAMPLED_ROWS: usize = 64;
 
-/// Most rows from one of those to the next.
+/// Most rows between two rows that are quantized.
 const LONGEST_STEP: usize = 8;
 
 /// Returns the loss of one matrix of a weight for each candidate.
@@ -52,7 +53,8 @@ pub fn losses_of(
         }
         losses
     };
-    // Super-blocks are quantized in full for each candidate: of some of the rows.
+    // Super-blocks are fully quantized for each candidate, which is slow, so only some rows are
+    // used.
     let step = match format.has_super_blocks() {
         true => (tensor.ne[1] / SAMPLED_ROWS).clamp(1, LONGEST_STEP),
         false => 1,

@@ -1,4 +1,4 @@
-//! Blocks of IQ4_NL: 4-bit codes of values that lie closer together near zero.
+//! Blocks of IQ4_NL: 4-bit codes of values that are closer together near zero.
 
 use half::f16;
 
@@ -11,9 +11,9 @@ pub const VALUES: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// Returns the values next to `x * inverse`, and their codes.
+/// Returns the values nearest to `x * inverse`, and their codes.
 ///
-/// Each value that an element has passed adds one to its code. Counting so, all elements at once,
+/// The code of an element is the number of values below it. Counting this for all elements at once
 /// is several times faster than a search for each.
 pub fn levels(x: &[f32; BLOCK], inverse: f32) -> ([f32; BLOCK], [u8; BLOCK]) {
     let mut values = [f32::from(VALUES[0]); BLOCK];
@@ -32,7 +32,7 @@ pub fn levels(x: &[f32; BLOCK], inverse: f32) -> ([f32; BLOCK], [u8; BLOCK]) {
 }
 
 /// Returns the candidate with the least sum of squared errors, each times its element's weight.
-/// Without weights, an element's weight is its square.
+/// If no weights are given, an element's weight is its square.
 pub fn quantize(x: &[f32; BLOCK], weights: Option<&[f32; BLOCK]>) -> Codes {
     let extreme = extreme(x);
     if extreme == 0.0 {
@@ -51,7 +51,7 @@ pub fn quantize(x: &[f32; BLOCK], weights: Option<&[f32; BLOCK]>) -> Codes {
             }
         }
     }
-    // No column of the block counts.
+    // All weights of the block's errors are 0.
     let scale = if best.gain() == 0.0 {
         extreme / first
     } else {

@@ -25,13 +25,13 @@ const SUBS: usize = SUPER_BLOCK / SUB;
 /// level -4, and the same with the other sign.
 const STEPS: std::ops::RangeInclusive<i8> = -9..=9;
 
-/// Returns the level next to each element.
+/// Returns the level nearest to each element.
 fn levels(x: &[f32; SUB], scale: f32) -> [f32; SUB] {
     let inverse = if scale == 0.0 { 0.0 } else { scale.recip() };
     x.map(|x| nearest(x * inverse, -4.0, 3.0))
 }
 
-/// Returns the weighted square error of the levels next to the elements.
+/// Returns the weighted square error of the levels nearest to the elements.
 fn loss(x: &[f32; SUB], weights: &[f32; SUB], scale: f32) -> f32 {
     let levels = levels(x, scale);
     let mut sums = [0.0f32; SUB];
@@ -76,7 +76,7 @@ fn searched(x: &[f32; SUB], weights: &[f32; SUB]) -> f32 {
     best.0
 }
 
-/// Scales of a super-block, as they are stored.
+/// Scales of a super-block, in stored form.
 #[derive(Clone, Copy)]
 struct Q3Grid {
     d: f16,

@@ -20,7 +20,7 @@ impl Block {
         push_codes(&self.codes, out);
     }
 
-    /// Returns the values that it stands for.
+    /// Returns the block's values.
     pub fn values(&self) -> [f32; BLOCK] {
         let (scale, least) = (self.scale.to_f32(), self.least.to_f32());
         self.codes.map(|code| f32::from(code) * scale + least)
@@ -30,7 +30,8 @@ impl Block {
 /// Largest code.
 const LARGEST: f32 = 15.0;
 
-/// Steps between the least and the largest element that are tried: 14.1 to 15.9.
+/// Candidates for the number of steps between the least and the largest element, in tenths above or
+/// below 15: 14.1 to 15.9.
 const STEPS: std::ops::RangeInclusive<i8> = -9..=9;
 
 /// Quantizes a block: from the least to the largest element, or by least squares over the
@@ -52,7 +53,7 @@ pub fn quantize(x: &[f32; BLOCK], weights: Option<&[f32; BLOCK]>) -> Block {
             continue;
         };
         let (scale, least) = (f16::from_f32(scale), f16::from_f32(least));
-        // Rounded scales may make other codes the nearest ones.
+        // After the scales are rounded, other codes may be the nearest ones.
         let candidate = rounded(x, scale, least);
         let loss = error(x, weights, &candidate);
         if loss < best.1 {
@@ -72,7 +73,7 @@ fn of(x: &[f32; BLOCK], scale: f32, least: f32) -> Block {
     }
 }
 
-/// Returns the block of a scale and a least value as they are stored.
+/// Returns the block for a stored scale and least value.
 fn rounded(x: &[f32; BLOCK], scale: f16, least: f16) -> Block {
     let inverse = if scale == f16::ZERO {
         0.0
@@ -87,7 +88,7 @@ fn rounded(x: &[f32; BLOCK], scale: f16, least: f16) -> Block {
     }
 }
 
-/// Returns the code next to `x`.
+/// Returns the code whose value is nearest to `x`.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

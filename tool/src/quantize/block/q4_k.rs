@@ -30,7 +30,7 @@ const SIX_BITS: f32 = 63.0;
 /// from its least to its largest element.
 const STEPS: std::ops::RangeInclusive<i8> = -9..=9;
 
-/// A scale and a minimum: codes stand for `scale * code - minimum`.
+/// A scale and a minimum: the value of a code is `scale * code - minimum`.
 #[derive(Clone, Copy, Default)]
 struct ScaleAndMin {
     scale: f32,
@@ -38,7 +38,7 @@ struct ScaleAndMin {
 }
 
 impl ScaleAndMin {
-    /// Returns the code next to each element, as a number.
+    /// Returns the code nearest to each element, as a number.
     fn codes(self, x: &[f32; SUB]) -> [f32; SUB] {
         let inverse = if self.scale > 0.0 {
             self.scale.recip()
@@ -48,7 +48,7 @@ impl ScaleAndMin {
         x.map(|x| nearest((x + self.minimum) * inverse, 0.0, LARGEST))
     }
 
-    /// Returns the weighted square error of the codes next to the elements.
+    /// Returns the weighted square error of the codes nearest to the elements.
     fn loss(self, x: &[f32; SUB], weights: &[f32; SUB]) -> f32 {
         let codes = self.codes(x);
         let mut sums = [0.0f32; SUB / 2];
@@ -61,7 +61,8 @@ impl ScaleAndMin {
         sums.iter().sum()
     }
 
-    /// Returns the line from the least element, or zero if that is less, to the largest.
+    /// Returns the line from the least element, or from zero if that is less, to the largest
+    /// element.
     fn plain(x: &[f32; SUB]) -> Self {
         let least = x.iter().copied().fold(0.0, f32::min);
         let largest = x.iter().copied().fold(0.0, f32::max);
@@ -122,7 +123,7 @@ impl ScaleAndMin {
     }
 }
 
-/// Scales and minima of a super-block, as they are stored.
+/// Scales and minima of a super-block, in stored form.
 #[derive(Clone, Copy, Default)]
 struct Q4Grid {
     d: f16,
@@ -139,7 +140,7 @@ impl Q4Grid {
         }
     }
 
-    /// Returns the scales and minima next to those of `lines`.
+    /// Returns the scales and minima that are nearest to those of `lines`.
     fn next_to(d: f16, dmin: f16, lines: &[ScaleAndMin; SUBS]) -> Self {
         Self {
             d,
@@ -149,7 +150,7 @@ impl Q4Grid {
         }
     }
 
-    /// Returns the grid on which the largest scale and the largest minimum are the last ones.
+    /// Returns the grid whose largest steps are the largest scale and the largest minimum.
     fn of(lines: &[ScaleAndMin; SUBS]) -> Self {
         let largest = |part: fn(&ScaleAndMin) -> f32| lines.iter().map(part).fold(0.0, f32::max);
         let d = least_half(largest(|line| line.scale) / SIX_BITS);
@@ -213,7 +214,7 @@ impl Grid for Q4Grid {
     }
 
     fn refitted(&self, x: &Self::Subs, weights: &Self::Subs) -> Option<Self> {
-        // The value is d * a - dmin * b.
+        // Sums for the least squares fit, where the value is d * a - dmin * b.
         let [mut aa, mut ab, mut bb, mut ax, mut bx] = [0.0f64; 5];
         for sub in 0..SUBS {
             let line = self.line(sub);

@@ -6,10 +6,10 @@ use half::f16;
 /// Elements of a super-block.
 pub const SUPER_BLOCK: usize = 256;
 
-/// Returns the whole number next to `x`, ties to the even one, between `least` and `largest`.
+/// Returns the whole number nearest to `x`, ties to the even one, between `least` and `largest`.
 pub fn nearest(x: f32, least: f32, largest: f32) -> f32 {
-    // Added and taken off again, it leaves a number of this size without its fraction, in the CPU's
-    // rounding mode: many times faster than a call for each.
+    // Adding and subtracting this number rounds to an integer, in the CPU's rounding mode, many
+    // times faster than a function call for each element.
     const NO_FRACTION: f32 = 12_582_912.0;
     x.clamp(least, largest) + NO_FRACTION - NO_FRACTION
 }
@@ -23,7 +23,7 @@ pub fn least_half(x: f32) -> f16 {
     f16::from_bits(half.to_bits() + 1).min(f16::MAX)
 }
 
-/// Returns the number of 6 bits whose product with `d` is next to `x`.
+/// Returns the number of 6 bits whose product with `d` is nearest to `x`.
 pub fn six_bits(x: f32, d: f16) -> u8 {
     if d == f16::ZERO {
         return 0;
@@ -38,10 +38,10 @@ pub fn six_bits(x: f32, d: f16) -> u8 {
     code
 }
 
-/// Rounds of refinement, each of which ends the loop if nothing is gained.
+/// Rounds of refinement. The loop ends earlier if a round gains nothing.
 const ROUNDS: usize = 3;
 
-/// Scales of a super-block, as they are stored.
+/// Scales of a super-block, in stored form.
 pub trait Grid: Copy {
     /// The elements of each sub-block, or their weights.
     type Subs;
@@ -51,7 +51,7 @@ pub trait Grid: Copy {
     fn settle(&mut self, x: &Self::Subs, weights: &Self::Subs) -> f64;
 
     /// Returns the grid whose numbers in half precision have the least error with the codes of this
-    /// one; `None` if nothing decides them.
+    /// one; `None` if no element determines them.
     fn refitted(&self, x: &Self::Subs, weights: &Self::Subs) -> Option<Self>;
 }
 
@@ -115,9 +115,9 @@ mod tests {
             .sum()
     }
 
-    /// Returns what no weight of a sub-block is off by on the grid from least to largest elements:
-    /// half a step, and what rounding the scale and the minimum to six bits moves the farthest
-    /// code.
+    /// Returns a bound for the error of each weight of a sub-block on the grid from its least to
+    /// its largest element: half a step, plus how far rounding the scale and the minimum to six
+    /// bits moves the farthest code.
     fn bound(format: Format, x: &[f32]) -> Vec<f64> {
         // SOURCE: IEEE 754: the smallest FP16 is 2^-24, and rounding is to 11 bits.
         let (smallest, rounding) = (2.0f64.powi(-24), 1.0 + 2.0f64.powi(-10));
@@ -140,7 +140,7 @@ mod tests {
             Format::Q4K => (most(|sub| sub.1) / steps * rounding).max(smallest),
             _ => 0.0,
         };
-        // Q3_K has a level less on one side: the extreme may be a whole step off there.
+        // Q3_K has one level less on one side, so the extreme value may be off by a whole step.
         let outer = if format == Format::Q4K { 0.5 } else { 1.0 };
         let of_sub = |(scale, _): &(f64, f64)| {
             vec![outer * (scale + d / 2.0) + d / 2.0 * farthest + dmin / 2.0; size]
@@ -216,7 +216,7 @@ mod tests {
                 ] {
                     let have = quantized(format, &x, importance);
                     for (have, want) in have.iter().zip(&x) {
-                        // Nothing is farther off than the largest number is from zero.
+                        // No value is off by more than the largest magnitude.
                         assert!((have - want).abs() <= range, "{format:?} {have} {want}");
                     }
                 }
@@ -230,8 +230,8 @@ mod tests {
 
     #[test]
     fn values_on_a_grid_come_back_exactly() {
-        // d and dmin are powers of two, and each sub-block has all codes, so no other grid is as
-        // good.
+        // d and dmin are powers of two, and each sub-block uses all codes, so no other grid fits as
+        // well.
         let half = |x: i32| 2.0f32.powi(x);
         let q4: Vec<f32> = (0..SUPER_BLOCK)
             .map(|i| half(-10) * (63 - i / 32 % 3) as f32 * (i % 16) as f32 - half(-9) * 63.0)

@@ -68,7 +68,7 @@ fn quantize<const HALF: u8>(x: &[f32; BLOCK], weights: Option<&[f32; BLOCK]>) ->
     weights.map_or_else(|| plain::<HALF>(x), |weights| weighted::<HALF>(x, weights))
 }
 
-/// Returns the level next to `x`, as a code from 0 to `2 * HALF - 1`.
+/// Returns the level nearest to `x`, as a code from 0 to `2 * HALF - 1`.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -78,14 +78,15 @@ fn code<const HALF: u8>(x: f32) -> u8 {
     ((x + (f32::from(HALF) + 0.5)) as u8).min(2 * HALF - 1)
 }
 
-/// Returns the absolute maximum to the level `-HALF`, no search.
+/// Quantizes without a search: the element with the largest magnitude gets the level `-HALF`.
 fn plain<const HALF: u8>(x: &[f32; BLOCK]) -> Codes {
     let d = extreme(x) / -f32::from(HALF);
     let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
     (f16::from_f32(d), x.map(|x| code::<HALF>(x * inverse)))
 }
 
-/// Sums that tell how well levels fit: with `d = xl / ll`, the error is `sum(w x^2) - xl^2 / ll`.
+/// Sums from which the fit of levels follows: with `d = xl / ll`, the error is `sum(w x^2) - xl^2 /
+/// ll`.
 #[derive(Clone, Copy, Default)]
 pub struct Fit {
     xl: f32,
@@ -138,7 +139,7 @@ fn weighted<const HALF: u8>(x: &[f32; BLOCK], weights: &[f32; BLOCK]) -> Codes {
             best = (fit, inverse);
         }
     }
-    // No column of the block counts.
+    // All weights of the block's errors are 0.
     if best.0.gain() == 0.0 {
         return plain::<HALF>(x);
     }
