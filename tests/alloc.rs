@@ -24,27 +24,27 @@ use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::DType;
 use rknpu_ops::sim;
 
-/// The system's allocator, counted, on all threads together.
+/// The system's allocator, which counts the allocations of all threads together.
 struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: passes everything on to the system's allocator.
+// SAFETY: passes every call on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(memory, layout) };
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.realloc(memory, layout, size) }
     }
 }
@@ -63,7 +63,7 @@ fn null_device(caps: &'static RkCaps, rules: &str) -> Arc<RkDevice> {
     Arc::new(RkDevice::untested(rknn, target).unwrap())
 }
 
-/// One node, with everything that it needs made before the first run.
+/// One node. Everything that it needs is made before the first run.
 struct Step {
     op: Op,
     w: Weight,
@@ -160,14 +160,14 @@ fn allocations(device: &RkDevice, steps: &mut [Step]) -> Vec<usize> {
     counts.split_off(1)
 }
 
-// One test for all: another one on another thread would be counted, too.
+// A single test, because another test on another thread would be counted, too.
 #[test]
 fn nothing_is_allocated_from_the_second_run_on() {
     let (f32, f16) = (DType::F32, DType::F16);
     for caps in caps::ALL {
         let device = null_device(caps, "");
-        // Decode and a ubatch; rows that are converted first; three segments of K in either
-        // arithmetic.
+        // One token and a ubatch; rows that are converted first; three segments of K in each
+        // precision.
         let mut steps = vec![
             mul_mat(&device, F32_IN_BLOCKS, f32, [1, 576, 1536]),
             mul_mat(&device, F32_IN_BLOCKS, f16, [1, 1536, 576]),

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Modules from the bottom up; a module may use those of its own step and of the steps below. The
+/// Modules from the bottom up; a module may use those of the same step and of the steps below. The
 /// parts of a family and of `backend` have separate steps.
 const LADDER: [&[&str]; 10] = [
     &["error", "ggml_version", "tensor", "files", "gguf", "loss"],
@@ -37,8 +37,7 @@ const LADDER: [&[&str]; 10] = [
     &["backend::find", "backend::offline", "abi", "register"],
 ];
 
-/// Parts that do not use each other although the ladder allows it: devices know no plan, and plans
-/// no device.
+/// Modules that must not use each other although the ladder allows it: devices and plans.
 const APART: [(&str, &[&str]); 4] = [
     ("hexagon::device", &["hexagon::plan", "graph"]),
     ("rockchip::device", &["rockchip::plan", "graph"]),
@@ -48,7 +47,7 @@ const APART: [(&str, &[&str]); 4] = [
 
 const FAMILIES: [&str; 2] = ["hexagon", "rockchip"];
 
-/// The files of a family; a file may have a folder of its name beside it.
+/// The files of a family; a file may have a folder of the same name.
 const FAMILY_FILES: [&str; 11] = [
     "buffer",
     "caps",
@@ -116,8 +115,7 @@ fn split(list: &str) -> Vec<&str> {
     parts
 }
 
-/// Adds the paths that a path with braces stands for: `a::{b, c::{self, d}}` is `a::b`, `a::c` and
-/// `a::c::d`.
+/// Adds the paths of a path with braces: `a::{b, c::{self, d}}` is `a::b`, `a::c` and `a::c::d`.
 fn expand(prefix: &[&str], tree: &str, found: &mut BTreeSet<Vec<String>>) {
     let tree = tree.trim();
     let (path, group) = match tree.split_once('{') {
@@ -181,7 +179,8 @@ fn uses(module: &[String], code: &str) -> BTreeSet<Vec<String>> {
     found
 }
 
-/// The row of the ladder that a path is on: that of its first two names, or else that of its first.
+/// The row of the ladder for a path: that of its first two names or, if there is none, that of its
+/// first name.
 fn step(path: &[String]) -> Option<(usize, String)> {
     let row = |name: &str| LADDER.iter().position(|row| row.contains(&name));
     let two = path.get(..2).map(|two| two.join("::"));
@@ -268,7 +267,7 @@ fn both_families_have_the_same_files() {
     }
 }
 
-/// The tests above rest on this.
+/// The tests above depend on this.
 #[test]
 fn imports_in_braces_are_seen() {
     let code = "use crate::{error::Error, hexagon::{self, caps::{HexCaps}}};\nlet x = super::super::plan::Refusal;";
@@ -300,7 +299,7 @@ fn dependencies(manifest: &str) -> BTreeSet<String> {
     found
 }
 
-/// rknpu-ops had rayon for months after its last use.
+/// Regression: rknpu-ops depended on rayon for months after its last use.
 #[test]
 fn every_dependency_is_used() {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,4 +1,4 @@
-//! Weights in host memory of a Rockchip device's own type are packed once, beside their own bytes.
+//! Weights in host memory of a Rockchip device's buffer type get a packed copy once.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -49,7 +49,7 @@ fn operation<'a>(w: &'a Weight, act: &'a [f32], place: Place) -> Operation<'a> {
     }
 }
 
-/// The product with a weight in host memory, in a graph of that number.
+/// The product with a weight in host memory, in a graph with this number.
 fn product(device: &RkDevice, w: &Weight, graph: u64) -> Vec<f32> {
     try_product(device, w, graph).unwrap()
 }
@@ -115,7 +115,7 @@ fn a_weight_that_the_program_writes_in_place_is_packed_again() {
     assert_ne!(old_product, new_product);
     assert_eq!(product(&device, &w, 1), old_product);
     let bytes = device.bytes_beside();
-    // The last byte alone, in a graph that follows the one with all others.
+    // Only the last byte changes, in a graph that follows the one with all others.
     let last = w.bytes.len() - 1;
     w.bytes[..last].copy_from_slice(&new.bytes[..last]);
     product(&device, &w, 2);
@@ -134,7 +134,7 @@ fn many_loads_and_frees_leave_no_memory_of_the_npu_behind() {
             product(&device, w, 2 * round + graph);
         }
         assert!(device.address_space().0 < before.0);
-        // One that ends where another weight begins is that of neither.
+        // A range that ends where another weight begins touches neither.
         device.invalidate(
             0..weights[0]
                 .bytes
@@ -168,7 +168,7 @@ fn weights_without_room_are_the_cpu_s_until_memory_is_freed() {
     let is_for_cpu = || device.prefers_cpu(&operation(&second, &act, Place::Device));
     assert!(!is_for_cpu());
     assert!(device.bytes_beside() > 0);
-    // No room for one product either.
+    // There is not even room for one product.
     assert!(try_product(&device, &second, 2).unwrap_err().is_shortage());
     assert_eq!(device.bytes_beside(), 0);
     assert!(is_for_cpu());
@@ -176,12 +176,12 @@ fn weights_without_room_are_the_cpu_s_until_memory_is_freed() {
     assert!(!is_for_cpu());
 }
 
-/// Without room for their packed form, the graph would fail.
+/// If there is no room for the packed copy, the CPU must compute; otherwise the graph would fail.
 #[test]
 fn weights_that_no_address_space_takes_are_the_cpu_s() {
     let w = weight(1, DType::F16);
     let mut options = sim::Options::new(caps::RK3588.soc);
-    // One address space.
+    // This driver version has a single address space.
     options.driver_version = "0.9.5".into();
     let (device, _rknn) = device_with(options, &caps::RK3588).unwrap();
     let act = activations();
@@ -199,7 +199,7 @@ fn experts_are_packed_beside_their_own_bytes() {
     for dtype in [DType::F16, F32_IN_BLOCKS] {
         let w = Weight::random(&mut Numbers::new(3), dtype, [K, N, 4, 1]);
         let act = Numbers::new(5).floats(K * 3);
-        // Two slots for each of three tokens.
+        // Each of three tokens has two slots.
         let (ids, used) = ([0, 3, 1, 2, 3, 0], 2);
         let buffer = packed(&device, &w, 0);
         let place = Some((&buffer, 0));

@@ -44,7 +44,8 @@ fn writes_in_any_pieces_and_order_give_the_same_as_one_write() {
             let bytes = 4096 + device.packed_bytes(&tensor);
             let buffer = RkBuffer::new(Arc::clone(&device), bytes).unwrap();
             let total = w.bytes.len();
-            // Odd sizes that end inside rows, blocks and elements; overlapping, with garbage first.
+            // Sizes and offsets are odd, end inside rows, blocks and elements, and overlap; garbage
+            // is written first.
             buffer
                 .write(&tensor, 5, total - 9, Content::Fill(0x11))
                 .unwrap();
@@ -71,7 +72,7 @@ fn writes_in_any_pieces_and_order_give_the_same_as_one_write() {
     }
 }
 
-/// It was a panic, which the C border caught.
+/// Regression: it was a panic, which the C interface caught.
 #[test]
 fn a_weight_whose_packed_form_ends_behind_its_buffer_is_refused() {
     let device = keeping(&caps::RK3588);
@@ -111,7 +112,8 @@ fn a_weight_that_is_written_again_is_used_with_its_new_values() {
     assert_eq!(changed, [7]);
 }
 
-/// It was a panic without a dequantizer, and with that of another type it read after the rows.
+/// Regression: without a dequantizer it was a panic, and with that of another type it read after
+/// the rows.
 #[test]
 fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() {
     let mut numbers = Numbers::new(14);
@@ -133,7 +135,7 @@ fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() 
             dequantize: None,
             ..of_w
         },
-        // The same size, and blocks with another meaning.
+        // The same size, but a type whose blocks have another meaning.
         Tensor {
             format: Some(Format::Iq4Nl),
             ..of_w
@@ -143,7 +145,7 @@ fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() 
         let change = Content::Bytes(&new.bytes[7 * row..8 * row]);
         buffer.write(&other, 7 * row, row, change).unwrap();
         assert_eq!(product_in(&buffer), want);
-        // A part of it that is written now has all rows packed again.
+        // After a write of a part, all rows must be packed again.
         let same = Content::Bytes(&new.bytes[8 * row..9 * row]);
         buffer.write(&of_w, 8 * row, row, same).unwrap();
         assert_eq!(product_in(&buffer), want);
@@ -176,7 +178,7 @@ fn a_cleared_buffer_is_all_that_value() {
     let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [32, 32, 1, 1]);
     let buffer = packed(&device, &w, 0);
     buffer.clear(0);
-    // ggml's graph allocator aligns addresses, not offsets.
+    // ggml's graph allocator aligns addresses, so the base has to be aligned, too.
     assert!(buffer.base() != 0 && buffer.base().is_multiple_of(4096));
     let mut back = vec![1; w.bytes.len()];
     buffer.read(&w.tensor(Some(0)), 0, &mut back).unwrap();
@@ -187,9 +189,9 @@ fn a_cleared_buffer_is_all_that_value() {
 fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread() {
     let mut numbers = Numbers::new(15);
     let rknn = Rknn::simulate(sim::Options::new(caps::RK3588.soc)).unwrap();
-    // The default, because nothing needs the bytes.
+    // The default settings, under which the original bytes are not needed.
     let device = Arc::new(RkDevice::start(rknn, &caps::RK3588).unwrap());
-    // Two tensors of 256 KiB: more than a page each.
+    // Two tensors of 256 KiB each, which is more than a page.
     let (k, n) = (512, 128);
     let [first, second] = [0, 1].map(|_| Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]));
     let place = device
@@ -212,7 +214,7 @@ fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread(
         result.map(|()| back).map_err(|error| error.to_string())
     };
 
-    // In pieces out of order: readable until the last one.
+    // In pieces and out of order: the bytes can be read until the last piece is written.
     write(&first, 0, 1000, 5000).unwrap();
     write(&first, 0, 4000, size).unwrap();
     write(&second, place, 0, size - 1).unwrap();
@@ -224,19 +226,20 @@ fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread(
         "{error}"
     );
     assert!(multiply(&first, 0) < 1e-3);
-    // The neighbour is untouched.
+    // The neighbouring tensor is unchanged.
     assert!(read(&second, place).unwrap()[..size - 1] == second.bytes[..size - 1]);
     write(&second, place, size - 1, size).unwrap();
     assert!(read(&second, place).is_err());
     assert!(multiply(&second, place) < 1e-3);
 
-    // A part would have to be packed together with released bytes; all of it can be written again.
+    // A part would have to be packed together with released bytes. Writing the whole tensor is
+    // possible.
     let error = write(&first, 0, 0, 1000).unwrap_err().to_string();
     assert!(error.contains("written in part"), "{error}");
     assert!(multiply(&first, 0) < 1e-3);
     write(&second, 0, 0, size).unwrap();
     assert!(multiply(&second, 0) < 1e-3);
-    // Nor can the bytes be packed in another shape.
+    // The bytes cannot be packed in another shape either.
     let other = Weight {
         ne: [k / 2, n * 2, 1, 1],
         ..second.clone()
@@ -251,7 +254,7 @@ fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread(
     assert!(error.unwrap_err().to_string().contains("another shape"));
 }
 
-/// The bytes of the first are released, so that it could not be packed again.
+/// The bytes of the first weight are released, so it could not be packed again.
 #[test]
 fn a_write_leaves_the_weights_beside_it_and_one_that_is_refused_all() {
     let mut numbers = Numbers::new(32);
@@ -275,7 +278,7 @@ fn a_write_leaves_the_weights_beside_it_and_one_that_is_refused_all() {
         }
     };
     check();
-    // A part of a larger tensor, whose other bytes no one has written.
+    // The tensor is a part of a larger one, whose other bytes were never written.
     let large = Weight::random(&mut numbers, F32_IN_BLOCKS, [64, 48, 1, 1]);
     let part = Content::Bytes(&large.bytes[..1000]);
     let error = buffer.write(&large.tensor(Some(low)), 0, 1000, part);
@@ -345,10 +348,10 @@ fn an_8b_model_takes_its_size_once_and_memory_says_so_where_it_is_twice() {
     });
     println!("Q8_0 file {file}, buffers {buffers}, resident {resident:?}");
     assert_eq!(file, 7_973_699_584);
-    // Packing adds padding of less than 1 % to no weight, because INT8 has fewer bytes than Q8_0.
+    // Packing adds less than 1 % of padding to each weight, because INT8 has fewer bytes than Q8_0.
     assert_eq!(buffers, file);
     assert_eq!(resident, [file, 2 * file]);
-    // llama.cpp compares the buffers' size with this.
+    // llama.cpp compares the size of the buffers with this.
     let machine = system_memory();
     let ((free, total), (half, half_total)) = (plain.memory(machine), kept.memory(machine));
     if total >= plain.address_space().1 {
@@ -370,7 +373,7 @@ fn what_the_device_supports_fits_in_a_buffer() {
     };
     const F32_BLOCKS: DType = F32_IN_BLOCKS;
     let device = device(&caps::RK3588);
-    // Heads of 8B, 12B (Gemma 3), 70B; experts of a large mixture.
+    // The heads of 8B, 12B (Gemma 3) and 70B models, and experts of a large mixture.
     for (dtype, ne, supported) in [
         (DType::F16, [4096, 128_256, 1, 1], true),
         (DType::F16, [3840, 262_144, 1, 1], false),
@@ -378,7 +381,7 @@ fn what_the_device_supports_fits_in_a_buffer() {
         (Q8_0, [3840, 262_144, 1, 1], true),
         (Q8_0, [8192, 128_256, 1, 1], true),
         (Q8_0, [7168, 2048, 256, 1], false),
-        // The packed form fits, the type's own bytes do not.
+        // The packed form fits, but the bytes in ggml's layout do not.
         (F32_BLOCKS, [4096, 128_256, 1, 1], false),
         (DType::F32, [4096, 128_256, 1, 1], false),
     ] {

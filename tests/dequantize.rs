@@ -28,7 +28,7 @@ fn blocks_become_the_values_of_ggmls_own_conversion() {
         let want = values.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
         for (index, (have, want)) in out.iter().zip(want).enumerate() {
             let (have_bits, want_bits) = (have.to_bits(), want.to_bits());
-            // The compiler may choose the sign of a zero, here and in ggml.
+            // The compiler may choose either sign for a zero, here and in ggml.
             let same = have_bits == want_bits || (*have == 0.0 && want == 0.0);
             assert!(same, "{} {index}: {have} is not {want}", dtype.name());
         }
@@ -43,7 +43,7 @@ fn types_without_a_way_say_so() {
         let dtype = GgmlType::from_number(number)?;
         dequantize::of(dtype).map(|_| dtype.name())
     };
-    // Besides the quantized ones there are F32 and BF16.
+    // F32 and BF16 are in addition to the quantized types.
     assert_eq!((0..64).filter_map(known).count(), TYPES + 2);
     assert!(dequantize::of(GgmlType::F16).is_none());
 }

@@ -19,7 +19,7 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     let act = numbers.floats(64 * 300);
     let options = sim::Options::new(caps::RK3588.soc);
     let (device, rknn) = device_with(options.clone(), &caps::RK3588).unwrap();
-    // The next context is refused with the code that is not about memory.
+    // The next context fails with a code that does not mean a lack of memory.
     let next = rknn.stand_in().unwrap().calls("rknn_matmul_create") + 1;
     let faults = sim::parse_faults(&format!("rknn_matmul_create:{next}=-1")).unwrap();
     let refusing = [0, 3].map(|spare| {
@@ -58,8 +58,8 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     // Opens files until no descriptor is left.
     let take_all = || std::iter::from_fn(|| File::open("/dev/null").ok()).collect::<Vec<_>>();
 
-    // A context gets the descriptors of those that calls keep, also if a few are left, which are
-    // too few for it.
+    // If descriptors run out, a new context gets those of cached contexts, even if a few are left
+    // that are too few for it.
     Resource::NOFILE.set(limit + 3, hard).unwrap();
     for (home, device, spare) in refusing {
         let mut taken = take_all();
@@ -69,11 +69,11 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     }
     Resource::NOFILE.set(limit, hard).unwrap();
 
-    // Weights that are loaded do, too.
+    // Loading weights uses up descriptors as well.
     let taken = take_all();
     let mut buffers = vec![RkBuffer::new(Arc::clone(&device), 4096).unwrap()];
     assert_eq!(multiply(1).unwrap(), before);
-    // Until there are no more.
+    // Loads until no descriptor is left.
     let error = loop {
         match RkBuffer::new(Arc::clone(&device), 4096) {
             Ok(buffer) => buffers.push(buffer),
@@ -82,18 +82,18 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
         assert!(buffers.len() < 100, "{} buffers", buffers.len());
     };
     names_the_limit(&error);
-    // A device that starts.
+    // A device fails to start.
     names_the_limit(&device_with(options, &caps::RK3588).unwrap_err());
-    // A multiplication that needs memory fails: nothing that calls keep is left to make room.
+    // A multiplication that needs memory fails, because no cached context is left to free.
     let rest = take_all();
     names_the_limit(&multiply(300).unwrap_err());
     drop(rest);
-    // Calls that need no further descriptor succeed.
+    // Calls that need no new descriptor still succeed.
     buffers.clear();
     assert_eq!(multiply(1).unwrap(), before);
     let rest = take_all();
     assert_eq!(multiply(1).unwrap(), before);
-    // One that needs larger memory for its operands gets the descriptors of what calls keep.
+    // A call that needs more memory for its operands gets the descriptors of cached contexts.
     let crowded = multiply(300).unwrap();
     drop((taken, rest));
     Resource::NOFILE.set(old, hard).unwrap();

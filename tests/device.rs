@@ -57,8 +57,8 @@ fn check(
     let buffer = packed(device, &w, 4096);
     for packed in [None, Some((&buffer, 4096))] {
         let have = mul_mat(device, &w, packed, &act, [k, m, 1, 1]).unwrap();
-        // Relative to the power that uncorrelated rows would have: a single product may cancel to
-        // almost nothing.
+        // The error is relative to the power that uncorrelated rows would have, because a single
+        // product may cancel to almost nothing.
         let norms = |rows: &[f32]| -> f64 { rows.iter().map(|x| f64::from(x * x)).sum() };
         let power = norms(&act) * norms(&w.values) / k as f64;
         let error: f64 = have
@@ -67,8 +67,8 @@ fn check(
             .map(|(x, y)| (f64::from(*x) - y).powi(2))
             .sum();
         let error = error / power;
-        // Few products leave the mean square error room: 12 / sqrt(1) covers 3.6 standard
-        // deviations of a single one.
+        // With few products, the mean square error varies more: 12 / sqrt(1) covers 3.6 standard
+        // deviations of a single product.
         let limit = nmse_limit(dtype) * (1.0 + 12.0 / ((m * n) as f64).sqrt());
         assert!(
             error <= limit,
@@ -108,7 +108,8 @@ fn planes_are_batched_and_broadcast() {
     let device = device(&caps::RK3588);
     for dtype in [DType::F16, F32_IN_BLOCKS] {
         let (k, m, n) = (64, 5, 48);
-        // Each dimension has a different factor, so that they cannot be exchanged.
+        // Each dimension has a different factor, so that an exchange of dimensions would be
+        // noticed.
         let w = Weight::random(&mut numbers, dtype, [k, n, 2, 3]);
         let act = numbers.floats(k * m * 4 * 9);
         let have = mul_mat(&device, &w, None, &act, [k, m, 4, 9]).unwrap();
@@ -138,11 +139,11 @@ fn activations_that_a_node_of_the_graph_overwrites_are_packed_again() {
         let graph = u64::MAX;
         let ne = [k, m, 1, 1];
         let shape = contiguous(DType::F32, ne);
-        // Each node reads x; this one also writes it.
+        // All nodes read x, and this one also writes it.
         let at = x.as_mut_ptr().cast::<u8>();
-        // SAFETY: bytes of x, which is alive.
+        // SAFETY: these are the bytes of x, which is alive.
         let act = unsafe { Region::new(at, k * m * 4) };
-        // SAFETY: as above; the device has packed what it reads before it writes.
+        // SAFETY: as above; the device has packed its input before it writes.
         let out = unsafe { RegionMut::new(at, k * m * 4) };
         let act = Tensor {
             memory: Some(act),
@@ -168,7 +169,7 @@ fn activations_that_a_node_of_the_graph_overwrites_are_packed_again() {
     }
 }
 
-/// Memory is reused for rows of any length: old elements beyond K must not show.
+/// Memory is reused for rows of any length, so old elements after K must have no effect.
 #[test]
 fn what_lay_behind_k_is_cleared() {
     use rknpu_ops::layout::{Elem, NativeA, NativeB};
@@ -242,8 +243,8 @@ fn no_cache_operation_is_forgotten() {
         let (strict, _) = device_with(options, caps).unwrap();
         let relaxed = device(caps);
         for dtype in [DType::F16, F32_IN_BLOCKS] {
-            // Two segments of K; the second multiplication finds stale results of the first in
-            // every buffer.
+            // Two segments of K. At the second multiplication, every buffer still has the results
+            // of the first.
             let (k, n) = (8224, 72);
             let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
             let (in_strict, in_relaxed) = (packed(&strict, &w, 0), packed(&relaxed, &w, 0));
@@ -318,7 +319,7 @@ fn experts_multiply_the_rows_that_chose_them() {
         let w = Weight::random(&mut numbers, dtype, [k, n, experts, 1]);
         let buffer = packed(&device, &w, 0);
         let ids = numbers.choices(tokens, used, experts);
-        // One row for all slots of a token, and one row for each slot.
+        // One row for all slots of a token, and then one row for each slot.
         for rows in [1, used] {
             let act = numbers.floats(k * rows * tokens);
             for packed in [None, Some((&buffer, 0))] {
@@ -348,7 +349,7 @@ fn experts_multiply_the_rows_that_chose_them() {
 #[test]
 fn weights_fill_one_address_space_after_another_and_give_it_back() {
     let mut numbers = Numbers::new(9);
-    // The address spaces of librknnrt, whose sizes are not those of the drivers below it.
+    // librknnrt's address spaces, which have other sizes than those of the direct drivers.
     let options = sim::Options::new(caps::RK3588.soc);
     let (device, _) = device_with(options, &caps::RK3588).unwrap();
     let (free, total) = device.address_space();
@@ -362,7 +363,7 @@ fn weights_fill_one_address_space_after_another_and_give_it_back() {
     let (k, n) = (64, 96);
     let w = Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]);
     let act = numbers.floats(k * 3);
-    // Most of an address space each, so that the last one is in the third; memory is only
+    // Each weight needs most of an address space, so the last one is in the third. Memory is only
     // reserved, not touched.
     let large = caps::DOMAIN_WEIGHT_BYTES * 3 / 4;
     let offsets = [0, 0, 4096];
@@ -403,7 +404,7 @@ fn spaces_that_share_their_addresses_are_found_out_when_an_empty_one_is_full() {
     assert!(allocate().unwrap_err().is_shortage());
     let both = 2 * caps::DOMAIN_WEIGHT_BYTES;
     assert_eq!(device.address_space(), (0, both));
-    // Nothing is left of the third space, and it is not tried again.
+    // Nothing of the third space is left, and it is not tried again.
     let left = contexts();
     assert!(allocate().is_err());
     assert_eq!(contexts(), left);
@@ -433,7 +434,7 @@ fn one_core_is_used_if_several_disturb_each_other() {
 }
 
 /// Each product has new shapes, so contexts and memory are made, bound and dropped all the time, by
-/// two threads that multiply and by one that loads weights; runs take long enough for every other
+/// two threads that multiply and by one that loads weights; runs are long enough for every other
 /// call to meet one.
 #[test]
 fn nothing_but_runs_happens_during_a_run() {
@@ -498,7 +499,7 @@ fn activations_are_shared_in_a_graph_and_only_there() {
     };
     let alone = [multiply(0, &act, 1), multiply(1, &act, 2)];
     assert_eq!([multiply(0, &act, 3), multiply(1, &act, 3)], alone);
-    // The same memory with other contents in the next graph.
+    // In the next graph the same memory has other contents.
     act.iter_mut().for_each(|x| *x *= 2.0);
     let doubled = multiply(0, &act, 4);
     assert!(doubled.iter().zip(&alone[0]).all(|(x, y)| *x == 2.0 * y));
@@ -509,7 +510,7 @@ fn few_rows_with_values_beyond_fp16_are_as_exact_as_the_others() {
     let mut numbers = Numbers::new(31);
     let (k, n, m) = (192, 20, 3);
     let mut w = Weight::random(&mut numbers, F32_IN_BLOCKS, [k, n, 1, 1]);
-    // From just inside to far outside of FP16's 65504, and rows that are unchanged.
+    // Factors from just inside FP16's range (65504) to far outside; the other rows are unchanged.
     for (row, factor) in [(1, 65504.0), (4, 65530.0), (5, 1e6), (9, 1e30)] {
         w.values[row * k..][..k]
             .iter_mut()
@@ -527,8 +528,8 @@ fn few_rows_with_values_beyond_fp16_are_as_exact_as_the_others() {
             let have: Vec<_> = (0..m).map(|m| have[column(m)]).collect();
             let want: Vec<_> = (0..m).map(|m| want[column(m)]).collect();
             let error = reference::nmse(&have, &want);
-            // Both operands are rounded here, each with an error of 2e-8; three products leave it
-            // room.
+            // Both operands are rounded here, each with an error of 2e-8, so the sum of three
+            // products stays below this.
             assert!(error <= 1e-6, "{} row {row}: {error:.1e}", caps.soc.name());
         }
     }
@@ -613,8 +614,8 @@ fn the_cores_that_are_left_compute_all_columns() {
     }
 }
 
-/// llama.cpp's loader asks for ggml's default buffers first, then for packed ones. A weight of
-/// anything but a product must stay on the CPU, where its operation runs.
+/// llama.cpp's loader asks about ggml's default buffers first, then for packed ones. A weight of
+/// any operation but a product must stay on the CPU, where its operation runs.
 #[test]
 fn weights_land_packed_if_the_npu_multiplies_with_them_and_else_on_the_cpu() {
     let device = device(&caps::RK3588);
@@ -632,7 +633,7 @@ fn weights_land_packed_if_the_npu_multiplies_with_them_and_else_on_the_cpu() {
         (Op::Mul, DType::F32, [64, 1, 1, 1], false),
         (Op::Rope, DType::F32, [64, 1, 1, 1], false),
         (Op::SsmConv, DType::F32, [4, 64, 1, 1], false),
-        // Nothing to compute, but the nodes around it are the CPU's.
+        // An empty operation needs no computing, but the nodes around it are the CPU's.
         (Op::Add, DType::F32, [64, 0, 1, 1], false),
     ] {
         for (place, lands) in [(Place::Host, false), (Place::Packed, is_packed)] {
@@ -655,7 +656,7 @@ fn weights_land_packed_if_the_npu_multiplies_with_them_and_else_on_the_cpu() {
     }
 }
 
-/// A head of 151,936 columns took 13 calls of each core.
+/// Before wide calls, a head of 151,936 columns needed 13 calls of each core.
 #[test]
 fn a_library_that_takes_wide_calls_and_computes_them_wrong_gets_narrow_ones() {
     let caps = &caps::RK3588;
@@ -663,7 +664,7 @@ fn a_library_that_takes_wide_calls_and_computes_them_wrong_gets_narrow_ones() {
     let (k, n) = (64, 16_384 * cores);
     let w = Weight::random(&mut Numbers::new(36), F32_IN_BLOCKS, [k, n, 1, 1]);
     let act = Numbers::new(37).floats(k);
-    // The wide call of the device's start has four rows.
+    // The wide call of the start-up test has four rows.
     for (faults, per_core) in [("", 1), ("rknn_matmul_run:M4=0", 4)] {
         let options = sim::Options {
             faults: sim::parse_faults(faults).unwrap(),
@@ -688,7 +689,7 @@ fn wide_weights_take_few_calls_where_the_library_takes_them_and_are_right_where_
         (&caps::RK3588, DType::F16),
     ] {
         let cores = caps.cores.count();
-        // Two calls of a core, or eight.
+        // Each core makes two calls, or eight.
         let (k, n) = (64, 2 * 16_384 * cores);
         let mut numbers = Numbers::new(35);
         let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
@@ -709,7 +710,7 @@ fn wide_weights_take_few_calls_where_the_library_takes_them_and_are_right_where_
             let runs = || rknn.stand_in().unwrap().calls("rknn_matmul_run");
             let before = runs();
             results.push(mul_mat(&device, &w, Some((&buffer, 0)), &act, [k, 3, 1, 1]).unwrap());
-            // Three rows are one call for each block.
+            // Three rows need one call for each block.
             assert_eq!(
                 runs() - before,
                 (per_core * cores) as u64,

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Lines that a person reads before anything else.
+/// Lines of the page that a person reads first.
 const README_LINES: usize = 100;
 
 fn root() -> &'static Path {
@@ -186,7 +186,7 @@ fn modules(folder: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns `path`, or both of it if it says `{a,b}`.
+/// Returns `path`, or two paths if it contains `{a,b}`.
 fn expanded(path: &str) -> Vec<String> {
     let Some((start, rest)) = path.split_once('{') else {
         return vec![path.to_owned()];
@@ -212,7 +212,7 @@ fn the_folder_map_is_the_tree() {
         there.extend(modules(folder));
     }
     there.extend(modules("hexagon-ops"));
-    // Drawn as the families that the other tables are about.
+    // The figure shows these two as the families, which other tables describe.
     there.retain(|path| path != "src/hexagon" && path != "src/rockchip");
 
     let missing: Vec<_> = there.difference(&drawn).collect();
@@ -304,10 +304,10 @@ fn every_make_target_in_a_page_exists() {
     );
 }
 
-/// Charts, and tables of counts, are written by a script from what was measured.
+/// Charts, and tables of counts, are written by a script from measurements.
 #[test]
 fn charts_show_the_numbers_in_the_tree() {
-    // The page of speed is the tool's to check: tool/tests/model.rs.
+    // The page of speed is checked by the tool's test: tool/tests/model.rs.
     for (script, pages) in [
         ("scripts/figures.py", None),
         ("scripts/how_good.py", None),
@@ -344,7 +344,7 @@ fn ratios(column: usize) -> Vec<(String, f64)> {
     found
 }
 
-/// "Fewer packets" was said of all operations.
+/// Regression: the README claimed fewer packets for all operations.
 #[test]
 fn the_readme_says_of_whole_operations_what_was_counted() {
     let readme = read(Path::new("README.md")).replace('\n', " ");
@@ -390,7 +390,8 @@ fn the_pages_name_every_rockchip_and_the_drivers_it_may_have() {
     }
 }
 
-/// The pinned nightly is named where the builds read it; recorded outputs say what wrote them.
+/// The pinned nightly is named where the builds read it; recorded outputs name the compiler that
+/// wrote them.
 #[test]
 fn the_nightly_is_named_in_one_place() {
     let place = Path::new("hexagon-ops/tools/library.sh");
@@ -417,7 +418,7 @@ fn the_nightly_is_named_in_one_place() {
     );
 }
 
-/// Holds the example of CONTRIBUTING.md against the tree: adding an operation of one element
+/// Compares the example of CONTRIBUTING.md with the tree: adding an operation of one element
 /// touches two files and a test.
 #[test]
 fn the_example_of_an_operation_is_the_whole_code_of_softplus() {
@@ -443,8 +444,8 @@ fn the_example_of_an_operation_is_the_whole_code_of_softplus() {
         let is_code = file
             .extension()
             .is_some_and(|e| e == "rs" || e == "c" || e == "h");
-        // A fuzz target has a reference for some functions, and ggml-hexagon has some; a new
-        // operation need not be among them.
+        // A fuzz target has references for some functions only, and ggml-hexagon has only some. A
+        // new operation need not be in these lists.
         let is_choice =
             file == this || file.starts_with("fuzz") || file.starts_with("hexagon-ops/tools/peer");
         is_code && !is_choice && read(file).to_lowercase().contains("softplus")
@@ -519,7 +520,7 @@ fn messages() -> BTreeSet<String> {
         let text = text.split("#[cfg(test)]").next().unwrap();
         for kind in &kinds {
             for captures in kind.captures_iter(text) {
-                // Parts of a C string are joined without what stands between their quotes.
+                // The parts of a C string are joined without the text between their quotes.
                 let parts: String = if captures[1].starts_with('"') {
                     captures[1].split('"').skip(1).step_by(2).collect()
                 } else {

@@ -1,5 +1,5 @@
-//! Proves that trouble of the vendor's library is an error with the call's name, that the device
-//! then refuses to go on, and that nothing leaks.
+//! Proves that a fault of the vendor's library is an error with the call's name, that the device
+//! then refuses further work, and that nothing leaks.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -56,7 +56,7 @@ fn a_call_that_fails_later_is_reported_and_the_device_refuses_to_go_on() {
         "rknn_matmul_run",
         "rknn_mem_sync",
     ] {
-        // The start makes some calls itself; the fault comes soon after them.
+        // The start itself makes some calls; the fault comes soon after them.
         let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
         let calls = rknn.stand_in().unwrap().calls(call);
         drop((device, rknn));
@@ -64,7 +64,7 @@ fn a_call_that_fails_later_is_reported_and_the_device_refuses_to_go_on() {
             device_with(options(&format!("{call}:{}=-2", calls + 2)), &caps::RK3588).unwrap();
         let buffer = packed(&device, &w, 0);
         let mut failed = None;
-        // M grows so that contexts and memory are made, too.
+        // M grows, so that new contexts and memory are needed, too.
         for m in [1, 2, 4, 1, 2, 4] {
             let act = &act[..64 * m];
             match mul_mat(&device, &w, Some((&buffer, 0)), act, [64, m, 1, 1]) {
@@ -89,8 +89,8 @@ fn a_call_that_fails_later_is_reported_and_the_device_refuses_to_go_on() {
     }
 }
 
-/// The first lack is met by what calls keep; one that stays fails the call, and the device is not
-/// lost.
+/// The first shortage is solved by freeing caches. If it stays, the call fails, but the device is
+/// not lost.
 #[test]
 fn a_lack_of_memory_is_tried_again_and_fails_the_call_if_it_stays() {
     let mut numbers = Numbers::new(22);
@@ -98,8 +98,8 @@ fn a_lack_of_memory_is_tried_again_and_fails_the_call_if_it_stays() {
     let act = numbers.floats(64 * 512);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let before = |call| rknn.stand_in().unwrap().calls(call);
-    // The first memory is that of the weights, the second that of more activations than the
-    // self-test has.
+    // The first memory is that of the weights. The second is needed because these activations are
+    // larger than the self-test's.
     let calls = [
         ("rknn_create_mem", 2),
         ("rknn_matmul_create", 1),
@@ -117,7 +117,7 @@ fn a_lack_of_memory_is_tried_again_and_fails_the_call_if_it_stays() {
             let contexts = || rknn.stand_in().unwrap().live().contexts;
             let started = contexts();
             let result = multiply();
-            // Those of the self-test make room.
+            // The self-test's contexts are freed for room.
             assert!(contexts() < started, "{call}: {} of {started}", contexts());
             if stays {
                 for result in [result, multiply()] {
@@ -135,7 +135,8 @@ fn a_lack_of_memory_is_tried_again_and_fails_the_call_if_it_stays() {
     }
 }
 
-/// The shortage alone would be tried again, and the device that failed to compute used on.
+/// For a shortage alone the call would be repeated, and a device that failed to compute would be
+/// used further.
 #[test]
 fn an_error_of_one_core_is_not_forgotten_for_the_shortage_of_another() {
     let mut numbers = Numbers::new(22);
@@ -148,7 +149,7 @@ fn an_error_of_one_core_is_not_forgotten_for_the_shortage_of_another() {
     mul_mat(&device, &w, Some((&buffer, 0)), &act, [64, 1, 1, 1]).unwrap();
     assert_eq!(calls("rknn_matmul_run"), runs + 3, "one for each core");
     drop((buffer, device));
-    // One core gets no context, one of the others fails to run.
+    // One core gets no context, and another core fails to run.
     for nth in 1..=3 {
         let faults = format!(
             "rknn_matmul_create:{}=-4,rknn_matmul_run:{}=-1",
@@ -184,7 +185,7 @@ fn weights_go_to_the_next_address_space_if_one_has_less_room_than_reckoned() {
     let started = contexts();
     let _first = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
     let _second = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
-    // One more context, for the second address space; none was freed.
+    // One additional context, for the second address space; no context was freed.
     assert_eq!(contexts(), started + 1);
 }
 
@@ -205,7 +206,7 @@ fn weights_without_memory_are_allocated_after_calls_let_theirs_go() {
     assert_eq!(result.unwrap(), expected);
 }
 
-/// They were used without being packed: each product packed them again.
+/// Regression: they were used without being packed once, so each product packed them again.
 #[test]
 fn weights_without_views_are_packed_after_calls_let_theirs_go() {
     let mut numbers = Numbers::new(28);
@@ -224,13 +225,14 @@ fn weights_without_views_are_packed_after_calls_let_theirs_go() {
     let before = rknn.stand_in().unwrap().calls(memory);
     assert_eq!(multiply().unwrap(), expected);
     assert_eq!(rknn.stand_in().unwrap().calls(memory), before);
-    // And those that are packed at use.
+    // The same for weights that are packed on use.
     let (device, _rknn) = start();
     let result = mul_mat(&device, &w, None, &act, [64, 1, 1, 1]);
     assert_eq!(result.unwrap(), expected);
 }
 
-/// Without a lack of memory before it: the first address space is full as reckoned.
+/// The fault comes without a lack of memory before it: the first address space is full by the sum
+/// of its allocations.
 #[test]
 fn an_address_space_that_cannot_begin_is_tried_again_after_calls_let_theirs_go() {
     let call = "rknn_matmul_create";
@@ -268,7 +270,7 @@ fn weights_are_allocated_after_calls_let_theirs_go_if_no_next_address_space_can_
         assert!(second.is_ok(), "{code}: {}", second.unwrap_err());
         assert!(live().contexts < started.contexts);
         drop((first, second));
-        // The self-test's activations are freed, too, so that no memory is left.
+        // The self-test's activations are freed, too, so no memory is left allocated.
         assert_eq!(live().mems, 0);
     }
 }
@@ -307,10 +309,10 @@ fn activations_that_were_let_go_are_packed_again_in_the_same_graph() {
     };
     let (calls, kept) = twice("");
     assert!(kept);
-    // Neither the first address space nor the second has memory for more weights, so that calls let
-    // theirs go.
+    // Neither the first nor the second address space has memory for more weights, so calls free
+    // their cached memory.
     let call = "rknn_create_mem";
-    // A space that has just begun is asked twice.
+    // An address space that was just created is asked twice.
     let faults = [1, 2, 3].map(|nth| format!("{call}:{}=-4", calls + nth));
     let (_, kept) = twice(&faults.join(","));
     assert!(!kept);
@@ -350,7 +352,7 @@ fn a_library_that_is_too_old_is_refused() {
     );
 }
 
-/// As librknnrt 1.5.2 does with M = 2, in FP16 and INT8.
+/// The fault is that of librknnrt 1.5.2 with M = 2, in FP16 and INT8.
 #[test]
 fn an_m_that_the_library_computes_wrong_is_served_by_others() {
     let mut numbers = Numbers::new(25);
@@ -365,7 +367,7 @@ fn an_m_that_the_library_computes_wrong_is_served_by_others() {
                 let act = numbers.floats(m * k);
                 let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [k, m, 1, 1]).unwrap();
                 let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, k));
-                // As in tests/device.rs, for few products.
+                // As in tests/device.rs, the limit is wider for few products.
                 let limit = nmse_limit(dtype) * (1.0 + 12.0 / ((m * n) as f64).sqrt());
                 assert!(
                     error <= limit,
@@ -376,7 +378,8 @@ fn an_m_that_the_library_computes_wrong_is_served_by_others() {
     }
 }
 
-/// The self-test's own K is right; a model's would have given wrong text without a line.
+/// The self-test's own K is right. Regression: a wrong K of a model gave wrong text without a log
+/// line.
 #[test]
 fn the_first_use_of_a_shape_that_is_computed_wrong_fails() {
     let mut numbers = Numbers::new(29);
@@ -492,7 +495,8 @@ fn an_arithmetic_with_two_wrong_m_is_no_device() {
 #[test]
 fn other_tiles_of_the_library_are_followed_where_they_are_known() {
     let mut numbers = Numbers::new(26);
-    // The header's tile for INT4 on RK3576, where the guide has 32 x 32; and two that no chip has.
+    // The header's tile for INT4 on RK3576, where the guide says 32 x 32; then two tiles that no
+    // chip has.
     for (caps, matmul_type, rules, tile) in [
         (
             &caps::RK3576,
@@ -527,7 +531,7 @@ fn other_tiles_of_the_library_are_followed_where_they_are_known() {
             let act = numbers.floats(3 * 96);
             let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [96, 3, 1, 1]).unwrap();
             let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 96));
-            // INT4 has an error of 0.012; a wrong tile gives 1 and more.
+            // INT4 has an error of 0.012; a wrong tile gives 1 or more.
             let limit = if rules == "weight=int4" { 4e-2 } else { 1e-3 };
             assert!(
                 error <= limit,
@@ -592,7 +596,7 @@ fn expected() -> Vec<Vec<f32>> {
         .collect()
 }
 
-/// Functions that are called repeatedly; the others only at the start.
+/// Functions that are called repeatedly; the other functions are called only at the start.
 const REPEATED: [&str; 7] = [
     "rknn_matmul_create",
     "rknn_matmul_set_core_mask",
@@ -622,7 +626,7 @@ fn every_call_that_fails_the_1st_2nd_or_100th_time_is_a_clear_error_or_tried_aga
             };
             match error {
                 Some(error) => assert!(error.to_string().contains(call), "{fault}: {error}"),
-                // What may be a lack of memory is asked for again.
+                // If the error may be a lack of memory, the call is repeated.
                 None => assert!(
                     [
                         "rknn_create_mem",
@@ -682,15 +686,15 @@ fn two_thousand_graphs_with_random_faults_are_right_or_failed_and_leak_nothing()
         }
         graphs += 1;
     }
-    // Those that are tried again fail nothing.
+    // Calls that are repeated make nothing fail.
     assert!(
         met >= 20 && failures >= 5,
         "{met} faults were met, {failures} failed"
     );
 }
 
-/// librknnrt has no kernels for some shapes. The device was out of use for every model after the
-/// first of them.
+/// librknnrt has no kernels for some shapes. Regression: the device was out of use for every model
+/// after the first such shape.
 #[test]
 fn a_shape_that_the_library_refuses_fails_its_graph_alone() {
     let mut numbers = Numbers::new(23);
@@ -702,7 +706,7 @@ fn a_shape_that_the_library_refuses_fails_its_graph_alone() {
     let calls = rknn.stand_in().unwrap().calls("rknn_matmul_create");
     let expected = multiply(&device, 4).unwrap();
     drop((device, rknn));
-    // The first context of a shape that the self-test does not have.
+    // The first context of a shape that the self-test does not use.
     let faults = format!("rknn_matmul_create:{}=-5", calls + 1);
     let (device, _rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
     let error = multiply(&device, 512).unwrap_err();
@@ -712,8 +716,8 @@ fn a_shape_that_the_library_refuses_fails_its_graph_alone() {
     multiply(&device, 512).unwrap();
 }
 
-/// llama-server without a model only starts others, which found no NPU: it had it for its life. So
-/// had a server whose model was freed.
+/// Regression: llama-server without a model only starts other servers, but kept the NPU until its
+/// end, so these found no NPU. The same happened with a server whose model was freed.
 #[test]
 fn a_device_without_weights_has_nothing_of_the_npu_open() {
     let mut numbers = Numbers::new(24);
@@ -728,7 +732,7 @@ fn a_device_without_weights_has_nothing_of_the_npu_open() {
     for _ in 0..2 {
         assert_eq!((live(), rknn.is_seated()), (LiveObjects::default(), false));
         assert_eq!(device.memory(system_memory()).1, memory.1);
-        // No buffer is that large.
+        // No buffer can be this large.
         RkBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES + 1).unwrap_err();
         assert_eq!((live(), rknn.is_seated()), (LiveObjects::default(), false));
         let [buffer, other] = [0; 2].map(|_| packed(&device, &w, 0));
@@ -738,7 +742,7 @@ fn a_device_without_weights_has_nothing_of_the_npu_open() {
         };
         let result = multiply(&buffer);
         assert_eq!(*first.get_or_insert_with(|| result.clone()), result);
-        // Contexts that are bound to freed weights would keep their memory.
+        // Contexts that stay bound to freed weights would keep the memory allocated.
         let bound = live().contexts;
         drop(buffer);
         assert!(live().contexts < bound && rknn.is_seated());
@@ -746,7 +750,8 @@ fn a_device_without_weights_has_nothing_of_the_npu_open() {
     }
 }
 
-/// Each of 199 weights said that it could not be written, and the model was loaded all the same.
+/// Regression: each of 199 weights reported that it could not be written, and the model was loaded
+/// anyway.
 #[test]
 fn a_weight_without_room_fails_before_it_is_written_and_the_error_counts_and_advises() {
     let call = "rknn_create_mem_from_fd";
@@ -754,7 +759,7 @@ fn a_weight_without_room_fails_before_it_is_written_and_the_error_counts_and_adv
     let before = rknn.stand_in().unwrap().calls(call);
     let faults = options(&format!("{call}:{}+=-4", before + 4));
     let (device, _) = device_with(faults, &caps::RK3588).unwrap();
-    // Three views of each, one for a core.
+    // Each memory has three views, one for each core.
     let w = Weight::random(&mut Numbers::new(33), F32_IN_BLOCKS, [64, 96, 1, 1]);
     let bytes = device.packed_bytes(&w.tensor(Some(0)));
     let buffer = RkBuffer::new(device, 2 * bytes).unwrap();
@@ -764,6 +769,6 @@ fn a_weight_without_room_fails_before_it_is_written_and_the_error_counts_and_adv
     for words in ["after 1 weights", call, "-ngl", "smaller model"] {
         assert!(text.contains(words), "{text}");
     }
-    // A tensor that is already there is left as it is.
+    // A tensor that is already prepared is left unchanged.
     buffer.prepare(&w.tensor(Some(0))).unwrap();
 }

@@ -1,6 +1,6 @@
-//! Proves that a process that was forked from the one that opened an NPU is refused, and does not
-//! hang: its threads, and the owners of its locks, are the parent's. One test, because all threads
-//! of a process matter.
+//! Proves that a child process, forked after the NPU was opened, is refused and does not hang: the
+//! device's threads, and the owners of its locks, exist only in the parent. A single test, because
+//! all threads of a process matter.
 #![expect(unsafe_code, reason = "forks")]
 
 use std::ffi::{CStr, c_char};
@@ -15,10 +15,10 @@ use ggml_rust_npu::abi::*;
 static LOG: AtomicI32 = AtomicI32::new(2);
 
 unsafe extern "C" fn log(level: u32, text: *const c_char) {
-    // SAFETY: a string by the caller's promise.
+    // SAFETY: the caller guarantees a C string.
     let bytes = unsafe { CStr::from_ptr(text) }.to_bytes_with_nul();
     if level == NPU_LOG_ERROR {
-        // SAFETY: bytes of that length.
+        // SAFETY: the pointer is to bytes of that length.
         unsafe {
             libc::write(
                 LOG.load(Ordering::Relaxed),
@@ -51,7 +51,8 @@ fn set(buffer: *mut NpuBuffer) -> u32 {
     unsafe { npu_buffer_set(buffer, &tensor, [0u8; BYTES].as_ptr().cast(), 0, BYTES) }
 }
 
-/// All that a program does with devices that its parent opened; a bit for each wrong answer.
+/// Calls everything that a program does with devices that its parent opened. Returns a bit for each
+/// wrong answer.
 fn child(buffers: &[*mut NpuBuffer], streams: &[*mut NpuBackend]) -> i32 {
     let mut wrong = 0;
     for (device, (&buffer, &stream)) in buffers.iter().zip(streams).enumerate() {
@@ -66,53 +67,54 @@ fn child(buffers: &[*mut NpuBuffer], streams: &[*mut NpuBackend]) -> i32 {
         let mut node: NpuNode = unsafe { std::mem::zeroed() };
         (node.op, node.dst) = (c"ADD".as_ptr(), weight(buffer));
         (node.src[0], node.src[1]) = (node.dst, node.dst);
-        // ggml would have the CPU compute what is refused, with packed weights that read as NaN.
+        // If the child refused the node, ggml would let the CPU compute it, with packed weights
+        // that read as NaN.
         // SAFETY: a node with all it points to.
         let supported = unsafe { npu_supports_op(device, &raw const node) };
         wrong |= i32::from(!supported) << 4;
         // SAFETY: as above.
         wrong |= i32::from(unsafe { npu_prefers_cpu(device, &raw const node) }) << 5;
-        // SAFETY: from `npu_buffer_new`.
+        // SAFETY: `npu_buffer_new` returned this pointer.
         unsafe { npu_buffer_free(buffer) };
-        // SAFETY: from `npu_backend_new`.
+        // SAFETY: `npu_backend_new` returned this pointer.
         unsafe { npu_backend_free(stream) };
     }
     wrong
 }
 
-/// Python's servers fork: the child hung for ever in its first write of a weight.
+/// Regression: Python's servers fork, and the child hung for ever in its first write of a weight.
 #[test]
 fn a_forked_process_is_refused_in_one_line_and_does_not_hang() {
     for name in test_kit::foreign_variables() {
-        // SAFETY: the only thread that reads the environment.
+        // SAFETY: no other thread reads the environment yet.
         unsafe { std::env::remove_var(name) };
     }
-    // SAFETY: the only thread that reads the environment.
+    // SAFETY: no other thread reads the environment yet.
     unsafe { std::env::set_var("GGML_RUST_NPU_SIM", "rk3588,hexagon-v75") };
     let host = NpuHost { log: Some(log) };
     // SAFETY: its function may be called at any later time.
     assert_eq!(unsafe { npu_start(&host) }, 2);
     let buffers = [0, 1].map(|device| npu_buffer_new(device, 65536, false));
     let streams = [0, 1].map(|device| npu_backend_new(device));
-    // All threads of the parent have worked.
+    // All of the parent's threads have worked by now.
     assert_eq!(buffers.map(set), [NPU_STATUS_OK; 2]);
 
     let (mut reader, writer) = std::io::pipe().unwrap();
-    // SAFETY: the child calls the library under test, and leaves by `_exit`.
+    // SAFETY: the child only calls the library under test, and leaves by `_exit`.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid == 0 {
         LOG.store(writer.as_raw_fd(), Ordering::Relaxed);
         let wrong = child(&buffers, &streams);
-        // SAFETY: ends the process.
+        // SAFETY: the call ends the process.
         unsafe { libc::_exit(wrong) };
     }
     drop(writer);
     let (begun, mut status) = (Instant::now(), 0);
-    // SAFETY: the child's number, and a valid place for its status.
+    // SAFETY: the number is the child's, and the status is a valid place.
     while unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == 0 {
         if begun.elapsed() > Duration::from_secs(60) {
-            // SAFETY: the child's number.
+            // SAFETY: the number is the child's.
             unsafe { libc::kill(pid, libc::SIGKILL) };
             panic!("the child hangs");
         }
@@ -123,7 +125,7 @@ fn a_forked_process_is_refused_in_one_line_and_does_not_hang() {
     assert_eq!(status, 0, "{lines}");
     assert_eq!(lines.matches("forked").count(), 1, "{lines}");
     assert_eq!(lines.matches('\0').count(), 1, "{lines}");
-    // The parent continues to work.
+    // The parent still works.
     assert_eq!(buffers.map(set), [NPU_STATUS_OK; 2]);
     let _ = reader.into_raw_fd();
 }

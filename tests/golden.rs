@@ -1,8 +1,8 @@
 //! Proves that the pack files of small weights, one of each layout, are byte for byte those in
-//! `tests/golden/`: a change of any layout, of rounding or of the format shows here, and asks for a
-//! new version of what changed.
+//! `tests/golden/`: a change of any layout, of rounding or of the format fails here, and requires a
+//! new version number for the changed part.
 //!
-//! Written again by `cargo test --test golden -- --ignored`.
+//! The files are written again by `cargo test --test golden -- --ignored`.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::path::{Path, PathBuf};
@@ -104,7 +104,7 @@ fn hexagon() -> Plan {
     let mut plan: Plan = types
         .map(|dtype| (dtype.name().to_owned(), dtype, form(&weight(dtype))))
         .into();
-    // As a type without tiles, it becomes Q8_0.
+    // A weight of a type without tiles becomes Q8_0.
     let without = Tensor {
         format: None,
         ..weight(GgmlType::IQ4_XS)
@@ -183,7 +183,7 @@ fn packs_are_those_that_were_made_before() {
                 have == want,
                 "{chip} {name}: other bytes, but the same version"
             );
-            // The square sum adds up in any order.
+            // Squares may be added in any order, so the sum is only nearly equal.
             let near = (have_entry.error - want_entry.error).abs() <= 1e-9 * want_entry.error;
             assert!(near, "{chip} {name}");
             let mut same = want_entry.clone();

@@ -1,5 +1,5 @@
-//! Proves that rules send weights to the arithmetic they name, and that INT4 multiplies as well as
-//! it can.
+//! Proves that rules select the arithmetic of weights, and that INT4 products have the accuracy
+//! that its levels allow.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -98,7 +98,7 @@ fn weights_that_results_depend_on_most_are_more_exact_than_others_unless_a_rule_
         let by_rule = precision(".*=int8", name, ne, 1);
         assert_eq!(by_rule, Some(Precision::Int8), "{name}");
     }
-    // Experts are most of a model's memory.
+    // Experts stay INT8 by default, because they hold most of a model's memory.
     for name in ["blk.0.ffn_up_exps.weight", "blk.2.ffn_down.weight"] {
         let experts = precision("", name, [192, 64], 4);
         assert_eq!(experts, Some(Precision::Int8), "{name}");
@@ -123,7 +123,7 @@ fn every_choice_of_a_rule_multiplies() {
         let act = numbers.floats(m * k);
         let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [k, m, 1, 1]).unwrap();
         let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, k));
-        // FP16 also rounds weights that were not FP16 before.
+        // FP16 also rounds weights that were not exact in FP16 before.
         let limit = if rule == "fp16" { 2.0 * limit } else { limit };
         assert!(error <= limit, "{rule}: {error:.2e} > {limit:.1e}");
     }

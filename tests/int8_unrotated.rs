@@ -1,5 +1,6 @@
-//! Proves that the rule `int8-plain` takes rows that are integers times one scale exactly, as
-//! `ggml-npu quantize --lpbq` makes them, so that a product has the error of its activations alone.
+//! Proves that the rule `int8-plain` represents rows exactly if they are integers times one scale,
+//! as `ggml-npu quantize --lpbq` makes them, so that only activations contribute to a product's
+//! error.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -27,7 +28,7 @@ fn device(caps: &'static RkCaps, rules: &str) -> Arc<RkDevice> {
     Arc::new(RkDevice::start(rknn, target).unwrap())
 }
 
-/// Returns the weight of blocks with the values that they stand for.
+/// Returns the weight of these blocks, with its values.
 fn weight(dtype: DType, ggml: GgmlType, ne: [usize; 4], bytes: Vec<u8>) -> Weight {
     let mut values = vec![0.0; ne.iter().product()];
     let dequantize = dequantize::of(ggml).unwrap();
@@ -50,7 +51,7 @@ fn below(numbers: &mut Numbers, n: usize) -> i8 {
 fn low_power(numbers: &mut Numbers, k: usize, n: usize) -> [Weight; 2] {
     let (mut bytes, mut nibbles) = (Vec::new(), Vec::new());
     for _ in 0..n {
-        // Half precision keeps the products with a multiplier, down to 2^-14.
+        // Half precision represents the products with a multiplier exactly, down to 2^-14.
         let power = 2f32.powi(-8 - i32::try_from(numbers.below(6)).unwrap());
         let scale = (64.0 + numbers.below(64) as f32) / 64.0 * power;
         for _ in 0..k / 32 {
@@ -72,7 +73,8 @@ fn low_power(numbers: &mut Numbers, k: usize, n: usize) -> [Weight; 2] {
     both
 }
 
-/// Rows of 127 at one place each, which INT8 has exactly: their products are the weights times 127.
+/// Rows with 127 at one place each. INT8 represents them exactly, and their products are the
+/// weights times 127.
 fn unit_rows(k: usize) -> Vec<f32> {
     let mut rows = vec![0.0; k * k];
     (0..k).for_each(|i| rows[i * k + i] = 127.0);
@@ -86,7 +88,7 @@ fn low_power_rows_have_exactly_their_values_on_the_device() {
         let plain = device(caps, "weight=int8-plain");
         for (k, n) in [(32, 1), (96, 70), (320, 33)] {
             let both = low_power(&mut numbers, k, n);
-            // Products with 127 are exact: 14 bits of sums times 7 of a scale.
+            // Products with 127 are exact: sums of 14 bits times a scale of 7 bits.
             let times = |w: &Weight, row: usize| -> Vec<f32> {
                 let column = w.values.iter().skip(row).step_by(k);
                 column.map(|value| 127.0 * value).collect()
@@ -99,7 +101,7 @@ fn low_power_rows_have_exactly_their_values_on_the_device() {
                     assert_eq!(have, times(w, row), "{} K={k} row {row}", caps.soc.name());
                 }
             }
-            // The rule that rotates takes them off their grid.
+            // The rule with rotation moves the weights off their grid.
             let rotated = device(caps, "weight=int8");
             let have = mul_mat(&rotated, &both[0], None, &unit_rows(k), [k, k, 1, 1]).unwrap();
             assert_ne!(&have[..n], times(&both[0], 0));
@@ -107,7 +109,7 @@ fn low_power_rows_have_exactly_their_values_on_the_device() {
     }
 }
 
-/// Activations as INT8 has them: one scale for each row, its largest magnitude over 127.
+/// Activations as INT8 represents them: each row has one scale, its largest magnitude over 127.
 fn rounded(act: &[f32], k: usize) -> Vec<f32> {
     let row = |row: &[f32]| {
         let scale = row.iter().fold(0.0f32, |max, x| max.max(x.abs())) / 127.0;
@@ -127,12 +129,13 @@ fn a_product_with_low_power_rows_has_the_error_of_its_activations_alone() {
             let have = mul_mat(&plain, &w, None, &act, [k, m, 1, 1]).unwrap();
             let error =
                 |act: &[f32]| reference::nmse(&have, &reference::mul_mat(act, &w.values, k));
-            // Sums are integers; what is left is three roundings to FP32, of the scales' product
-            // and the results.
+            // Sums are integers. The only errors are three roundings to FP32, of the product of the
+            // scales and of the results.
             let left = error(&rounded(&act, k));
             assert!(left < 1e-13, "M={m} K={k} N={n}: {left:.2e}");
-            // Uniform numbers: (1 / 127)^2 / 12 over a variance of 1/3 is 1.6e-5, of many rows.
-            // Weights of one row make it much more or less.
+            // For uniform numbers the error is (1 / 127)^2 / 12, divided by a variance of 1/3:
+            // 1.6e-5 on average over many rows. With weights of a single row it may be much larger
+            // or smaller.
             let all = error(&act);
             assert!((5e-7..1e-4).contains(&all), "M={m} K={k} N={n}: {all:.2e}");
         }
@@ -146,7 +149,7 @@ fn other_rows_are_rounded_to_one_scale_each() {
     let plain = device(&caps::RK3588, "weight=int8-plain");
     let mut bytes = Vec::new();
     for _ in 0..n * k / 32 {
-        // Blocks of a row have different scales, whose ratios are no integers.
+        // The blocks of a row have different scales, whose ratios are not integers.
         bytes.extend(f16::from_f32(0.01 + 0.01 * numbers.float().abs()).to_le_bytes());
         bytes.extend(
             (0..32)
@@ -158,7 +161,7 @@ fn other_rows_are_rounded_to_one_scale_each() {
     let act = numbers.floats(m * k);
     let have = mul_mat(&plain, &w, None, &act, [k, m, 1, 1]).unwrap();
     let want = reference::mul_mat(&rounded(&act, k), &w.values, k);
-    // The row's step is a 127th of its largest weight, which is up to 63 * 0.02: about 1.3e-5.
+    // The row's step is its largest weight, up to 63 * 0.02, divided by 127: about 1.3e-5.
     let error = reference::nmse(&have, &want);
     assert!((1e-6..5e-5).contains(&error), "{error:.2e}");
 }

@@ -1,5 +1,5 @@
-//! Proves that no shape is asked for on which the vendor's library ends the process, or which it
-//! refuses: real models' weights, and every length of a row.
+//! Proves that the backend never uses a shape that the vendor's library refuses, or on which it
+//! ends the process: real models' weights, and every length of a row.
 
 use ggml_rust_npu::config::rules::Choice;
 use ggml_rust_npu::rockchip::caps::{self, Precision, RkCaps};
@@ -39,9 +39,9 @@ const CHOICES: [Choice; 6] = [
 ];
 
 /// Fails if a call of the layout is one of those that real libraries do not survive.
-// SOURCE: one open backend saw FP16 with K of 16640, 16896 and 17408 end the process on RK3588 with
-// librknnrt 2.3.2, and FP16 with K over 4096 collapse; INT8 over 8192 is stored in pieces (User
-// Guide 2.3.0, section 3.5).
+// SOURCE: one open backend found that FP16 with K of 16640, 16896 and 17408 ends the process on
+// RK3588 with librknnrt 2.3.2, and that FP16 with K over 4096 collapses. INT8 over 8192 is stored
+// in pieces (User Guide 2.3.0, section 3.5).
 fn check(caps: &RkCaps, layout: &WeightLayout, name: &str) {
     let k = layout.segment_k;
     let most = match layout.precision {

@@ -1,4 +1,4 @@
-//! Proves what of the log reaches the host program, and at which level. One test, because a process
+//! Proves which log lines reach the host program, and at which level. One test, because a process
 //! has one logger.
 #![expect(unsafe_code, reason = "gives a function, as C does")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
@@ -12,10 +12,10 @@ use log::{Level, LevelFilter, debug, error, info, log_enabled, trace, warn};
 static LINES: Mutex<Vec<(u32, String)>> = Mutex::new(Vec::new());
 
 unsafe extern "C" fn take(level: u32, text: *const c_char) {
-    // SAFETY: a string by the caller's promise.
+    // SAFETY: the caller guarantees a C string.
     let text = unsafe { CStr::from_ptr(text) }.to_str().unwrap();
     LINES.lock().unwrap().push((level, text.to_owned()));
-    // As a program does that sends ggml's lines to `log`.
+    // Some programs forward ggml's lines to `log`, as this call does.
     error!(target: OURS, "again: {text}");
 }
 
@@ -31,13 +31,13 @@ fn lines(log: impl FnOnce()) -> Vec<(u32, String)> {
 #[test]
 fn the_host_program_gets_the_lines_of_the_levels_it_asked_for() {
     for name in test_kit::foreign_variables() {
-        // SAFETY: no other thread is there yet.
+        // SAFETY: no other thread exists yet.
         unsafe { std::env::remove_var(name) };
     }
-    // SAFETY: no other thread is there yet.
+    // SAFETY: no other thread exists yet.
     unsafe { std::env::set_var("GGML_RUST_NPU_SIM", "rk3588") };
     let host = NpuHost { log: Some(take) };
-    // SAFETY: a function that may be called at any time.
+    // SAFETY: the function may be called at any time.
     assert_eq!(unsafe { npu_start(&raw const host) }, 1);
     assert!(!lines(|| ()).is_empty(), "a line names the device");
     let ours = |level, text: &str| (level, format!("ggml-rust-npu: {text}"));
@@ -49,7 +49,7 @@ fn the_host_program_gets_the_lines_of_the_levels_it_asked_for() {
             debug!(target: OURS, "four");
             trace!(target: OURS, "five");
             error!("a line of another crate");
-            // The vendor's library tells of an error that a line of ours will be about.
+            // The vendor's library reports an error that a line of this crate will explain.
             error!(target: "librknnrt", "six");
         })
     };
@@ -60,14 +60,14 @@ fn the_host_program_gets_the_lines_of_the_levels_it_asked_for() {
     ];
     assert_eq!(all(), three);
     assert!(log_enabled!(target: OURS, Level::Info) && !log_enabled!(target: OURS, Level::Debug));
-    // A buffer that the machine has no memory for is warned of before the system ends the program
-    // for it.
+    // If the machine has too little memory for a buffer, a warning comes before the system may end
+    // the program.
     let (mut free, mut total) = (0, 0);
-    // SAFETY: two numbers.
+    // SAFETY: pointers to two local numbers.
     unsafe { npu_device_memory(0, &raw mut free, &raw mut total) };
     assert!(total > 0);
     let asked = |size| {
-        // SAFETY: from `npu_buffer_new`, or NULL.
+        // SAFETY: the pointer is from `npu_buffer_new`, or NULL.
         lines(|| unsafe { npu_buffer_free(npu_buffer_new(0, size, false)) })
     };
     let is_warning = |(level, line): &(u32, String)| {

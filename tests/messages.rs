@@ -1,5 +1,5 @@
-//! Proves that no message shows a value as Rust's `Debug` does: a user cannot know what `Some(60)`
-//! or `Int8Unrotated` means. Texts and lists of numbers may be shown so, as [`SHOWN`] says.
+//! Proves that no message shows a value as Rust's `Debug` does: users do not understand `Some(60)`
+//! or `Int8Unrotated`. Texts and lists of numbers may be shown so: [`SHOWN`].
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::BTreeSet;
@@ -16,14 +16,14 @@ const FOLDERS: [&str; 7] = [
     "tool/src",
 ];
 
-/// Texts: quotes show where one ends, and what it has in it that a terminal obeys is escaped.
+/// Texts: quotes show where a text ends, and terminal commands in it are escaped.
 const TEXT: &str = "text in quotes";
-/// Such as a shape: numbers in brackets.
+/// The form of a message with numbers in brackets, such as a shape.
 const NUMBERS: &str = "a list of numbers";
 /// No message.
 const RECORD: &str = "a record of graphs, which a script reads";
 
-/// Placeholders that may: the file, the name in the placeholder (or nothing), and what it is.
+/// Allowed placeholders: the file, the name in the placeholder (or nothing), and its kind.
 const SHOWN: &[(&str, &str, &str)] = &[
     ("sim-common/src/lib.rs", "known", NUMBERS),
     ("src/config/rules.rs", "rule", TEXT),
@@ -62,7 +62,7 @@ const SHOWN: &[(&str, &str, &str)] = &[
     ("tool/src/quantize/recipe.rs", "pattern", TEXT),
 ];
 
-/// Macros whose texts are about faults of ours.
+/// Macros whose messages report faults of this project.
 const OF_FAULTS: [&str; 8] = [
     "assert",
     "assert_eq",
@@ -137,7 +137,7 @@ fn skip(code: &str, at: usize) -> Option<usize> {
     } else if rest.starts_with('\'') {
         let mut chars = rest.char_indices().skip(2);
         let (end, quote) = chars.next()?;
-        // A character and not a lifetime.
+        // A closing quote makes it a character literal and not a lifetime.
         (quote == '\'').then_some(at + end + 1)
     } else {
         None
@@ -161,7 +161,7 @@ fn debug_placeholders(text: &str) -> Vec<&str> {
     while let Some(start) = rest.find('{') {
         rest = &rest[start + 1..];
         if let Some(after) = rest.strip_prefix('{') {
-            // An escaped brace is no placeholder.
+            // An escaped brace is not a placeholder.
             rest = after;
         } else if let Some((inside, after)) = rest.split_once('}') {
             let form = inside

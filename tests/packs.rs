@@ -78,7 +78,8 @@ fn write(path: &Path, form: Form, w: &Weight, source: &[u8]) {
     writer.finish().unwrap();
 }
 
-/// The product of a weight on a device that may have packs, at an offset in its buffer.
+/// The product with a weight on a device that may have packs. The weight has an offset in its
+/// buffer.
 fn product(device: &Arc<RkDevice>, w: &Weight) -> Vec<f32> {
     let act = Numbers::new(4).floats(w.ne[0] * 3 * w.ne[2]);
     let buffer = packed(device, w, 4096);
@@ -154,8 +155,8 @@ fn a_weight_comes_from_the_pack_and_is_the_one_that_loading_packs() {
             write(&path, form(caps, choice, &w), &w, &w.bytes);
             let have = product(&with_packs(device(caps, rules, keep), &path), &w);
             assert_eq!(have, want, "{precision:?}");
-            // Another weight's bytes under this one's fingerprint: only the pack can have brought
-            // them.
+            // The pack has another weight's bytes under this weight's fingerprint, so the result
+            // shows that the pack was used.
             write(&path, form(caps, choice, &w), &other, &w.bytes);
             let have = product(&with_packs(device(caps, rules, keep), &path), &w);
             assert_eq!(
@@ -226,7 +227,8 @@ fn a_pack_that_is_not_of_this_weight_is_not_used() {
 
 #[test]
 fn a_change_between_the_samples_is_found_by_the_full_hash() {
-    // 64 samples of a page each would be all of it; more than that has gaps.
+    // In a tensor of 64 pages the samples would cover everything; this one is larger, so it has
+    // gaps.
     let mut w = Weight::random(&mut Numbers::new(1), DType::F16, [1024, 256, 1, 1]);
     let (chip, rules) = (&caps::RK3588, "weight=fp16");
     let path = path("rknpu_full.npu");
@@ -291,17 +293,18 @@ impl log::Log for Lines {
     fn flush(&self) {}
 }
 
-/// The line says what comes nearest to the weight, and is a warning the first time only.
+/// The line names the best match for the weight, and is a warning the first time only.
 #[test]
 fn a_weight_that_no_pack_has_is_told_once_with_the_nearest_reason() {
-    // Fails only if another test has set it.
+    // Fails only if another test has already set it.
     let _ = log::set_logger(&Lines);
     log::set_max_level(log::LevelFilter::Debug);
     let (chip, rules) = (&caps::RK3566, "weight=int8");
     let make = |seed| Weight::random(&mut Numbers::new(seed), DType::F16, [96, 64, 1, 1]);
     let (w, other) = (make(1), make(2));
     let int8 = |w: &Weight| form(chip, Some(Choice::Int8), w);
-    // Packs of a folder are read in the order of their names: the nearest is the second of three.
+    // Packs of a folder are read in the order of their names. The best match is the second of
+    // three.
     let of_layout = |path: &Path| write(path, form(chip, None, &w), &w, &w.bytes);
     let of_source = |path: &Path| write(path, int8(&other), &other, &other.bytes);
     let broken = |path: &Path| {
@@ -357,7 +360,7 @@ fn a_weight_that_no_pack_has_is_told_once_with_the_nearest_reason() {
     }
 }
 
-/// The last segment of K is shorter than the others, and the NPU reads it to its full length.
+/// The last segment of K is shorter than the others, but the NPU reads as many bytes of it.
 #[test]
 fn the_end_of_a_shorter_segment_is_cleared_whatever_lay_there() {
     for (caps, _, choice, precision) in CASES {
@@ -429,9 +432,9 @@ proptest! {
         }
         prop_assert!(bytes == whole, "{precision:?}");
         prop_assert_eq!(part, scales);
-        // All of them are uniform numbers: with a step of absmax / levels, the error is step^2 / 12
-        // and the variance 1/3, and after a rotation the absmax of a row of at most 352 is below
-        // 4.5 standard deviations.
+        // All numbers are uniform: with a step of absmax / levels, the error is step^2 / 12 and the
+        // variance 1/3. After a rotation, the absmax of a row of at most 352 elements is below 4.5
+        // standard deviations.
         let limit = match precision {
             Precision::Fp16 => 0.0,
             Precision::Int8 | Precision::Int8Unrotated | Precision::Int8Wide => (4.5f64 / 127.0).powi(2) / 12.0,

@@ -43,7 +43,7 @@ impl SharedWords for Words {
     }
 }
 
-/// The other side: takes commands, writes completions.
+/// The other side, which reads commands and writes completions.
 struct Peer {
     memory: Arc<[AtomicU32]>,
     layout: RingLayout,
@@ -143,8 +143,8 @@ proptest! {
         let (mut ring, mut peer) = pair(slots);
         let (mut written, mut visible) = (VecDeque::new(), VecDeque::new());
         let mut numbers = 1..;
-        // Fences that the peer took and has not answered, answers not collected, and fences in any
-        // state.
+        // Fences that the peer has taken and not answered, answers that were not collected, and
+        // fences in any state.
         let (mut owed, mut answers, mut fences) = (VecDeque::new(), VecDeque::new(), 0);
         for step in steps {
             match step {
@@ -185,7 +185,7 @@ proptest! {
         }
     }
 
-    /// A counter with any other value than the possible ones is an error, and never more than that.
+    /// An impossible counter is an error, and has no other effect.
     #[test]
     fn impossible_counters_are_found_out(pushed in 0u32..8, taken in 0u32..8, value in any::<u32>(), completions in any::<bool>()) {
         let (mut ring, mut peer) = pair(8);
@@ -205,7 +205,7 @@ proptest! {
             let is_counter = matches!(result, Err(RingError::Counter { .. }));
             prop_assert!(is_counter, "{:?}", result);
         } else if completions && value > 0 {
-            // The slot was never written: its sequence number is not the one that is due.
+            // The slot was never written, so its sequence number is not the expected one.
             let is_sequence = matches!(result, Err(RingError::Sequence { have: 0, want: Some(1) }));
             prop_assert!(is_sequence, "{:?}", result);
         } else {
@@ -286,9 +286,9 @@ fn two_threads_pass_everything_in_order() {
     other.join().unwrap();
 }
 
-/// Two sides that each store and then look at the other's store may both miss it if the look
-/// overtakes the store: the DSP would sleep over a command. No run shows that for certain, so this
-/// test looks at the code.
+/// Each side stores, then loads the other side's store. If a load overtakes the store before it,
+/// both sides may miss the other's store, and the DSP would sleep although there is a command. No
+/// run shows this reliably, so this test looks at the code.
 #[test]
 fn between_publishing_and_looking_for_a_parked_dsp_there_is_a_full_fence() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/hexagon/driver/ring.rs");

@@ -20,7 +20,7 @@ use rknpu_ops::sim::{self, LiveObjects};
 const M: usize = 4;
 const K: usize = 64;
 
-/// A folder whose file stands for a node.
+/// A folder with a file in place of a node.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -61,7 +61,7 @@ fn two_processes_compute_at_once_what_each_computes_alone() {
                 let (device, rknn) = process(options(folder), Duration::from_secs(60));
                 together.wait();
                 for _ in 0..10 {
-                    // Loads the model, computes, and frees it, all beside the other one.
+                    // Loads the model, computes and frees it, while the other one does the same.
                     let buffer = packed(&device, w, 0);
                     for _ in 0..5 {
                         let have =
@@ -80,8 +80,8 @@ fn two_processes_compute_at_once_what_each_computes_alone() {
     });
 }
 
-/// Threads of one process take turns, too, so that another process is not kept out by two that
-/// overlap.
+/// Threads of one process also wait for each other's turns, so that two of them cannot keep another
+/// process out.
 #[test]
 fn two_threads_of_a_process_leave_turns_to_another_process() {
     let folder = folder();
@@ -136,7 +136,7 @@ fn a_product_whose_turn_does_not_come_fails_alone() {
     assert_eq!(rknn.stand_in().unwrap().locked_up(), None);
 }
 
-/// A drop has no caller to tell, and does not wait for each of a hundred weights.
+/// Dropping memory cannot report an error, and does not wait for each of a hundred weights.
 #[test]
 fn memory_that_is_freed_while_another_process_has_the_turn_goes_with_the_next_turn() {
     let folder = folder();
@@ -162,8 +162,8 @@ fn memory_that_is_freed_while_another_process_has_the_turn_goes_with_the_next_tu
     assert_eq!(rknn.stand_in().unwrap().locked_up(), None);
 }
 
-/// A lack of memory beside another process's was taken for a kernel with one address space, for
-/// good.
+/// Regression: a lack of memory caused by another process was mistaken for a kernel with one
+/// address space, permanently.
 #[test]
 fn weights_that_do_not_fit_beside_those_of_another_process_fit_after_it() {
     const PART: usize = caps::DOMAIN_WEIGHT_BYTES;
@@ -185,7 +185,7 @@ fn weights_that_do_not_fit_beside_those_of_another_process_fit_after_it() {
     );
     drop(held);
     let [_first, _second] = [0; 2].map(|_| RkBuffer::new(Arc::clone(&other), PART).unwrap());
-    // Alone again, it is told from such a kernel.
+    // Alone again, the process can tell that the kernel is such a one.
     one.npu().release_idle();
     RkBuffer::new(Arc::clone(&other), PART).unwrap_err();
     assert_eq!(other.address_space().1, 2 * caps::DOMAIN_WEIGHT_BYTES);

@@ -6,7 +6,8 @@
 use ggml_rust_npu::gguf::{Error, File, GgmlType, Header, TensorInfo, TensorPlan, Value, Writer};
 use proptest::prelude::*;
 
-/// A file written by hand, so that the reader has another author than the writer.
+/// A file written by hand, so that the reader is not tested with the writer of the same project
+/// only.
 #[derive(Clone)]
 struct Raw {
     version: u32,
@@ -193,7 +194,7 @@ fn each_malformed_file_is_refused_by_the_name_of_the_field() {
         (&["shape", "matrix.weight", "63 bits"], |raw| {
             raw.tensors[1] = tensor("matrix.weight", &[0, 1 << 40, 1 << 40], 0, 64);
         }),
-        // Fewer bytes than elements.
+        // There are fewer bytes than elements.
         (&["shape", "matrix.weight", "63 bits"], |raw| {
             raw.tensors[1] = tensor("matrix.weight", &[1 << 32, 1 << 32], 34, 64);
         }),
@@ -272,7 +273,8 @@ fn values_of_every_kind_are_read() {
     for (index, (kind, bytes, _)) in scalars.iter().enumerate() {
         let key = format!("scalar.{index}");
         raw.entries.push(entry(&key, *kind, bytes));
-        // What follows an array is found only if its elements have the right size.
+        // The reader finds what follows after an array only if it knows the right size of the
+        // elements.
         let head = [&kind.to_le_bytes()[..], &3u64.to_le_bytes()[..]].concat();
         let array = [&head[..], bytes, bytes, bytes].concat();
         raw.entries
@@ -307,7 +309,7 @@ fn a_count_is_refused_if_the_rest_of_the_file_cannot_hold_as_many() {
         let bytes = [head, vec![0; rest]].concat();
         Header::parse(&bytes).unwrap_err().to_string()
     };
-    // An entry has at least 13 bytes, a tensor 24.
+    // An entry has at least 13 bytes, and a tensor 24.
     let entries = |count| error(0, count, 13 * 50 + 12);
     assert!(
         entries(50).contains("key of metadata entry 0"),
@@ -345,21 +347,21 @@ fn limits_of_the_format_are_inclusive() {
         ..matrix.clone()
     };
     assert_eq!(cube.rows(), 30);
-    // One tensor begins where the last one ends.
+    // One tensor begins exactly where the previous one ends.
     let mut raw = Raw::good();
     raw.tensors[0] = tensor("norm.weight", &[16], 0, 0);
     assert_eq!(Header::parse(&raw.bytes()).unwrap().tensors.len(), 2);
 }
 
-/// A key may have 64 KiB, and all of them were in the message.
+/// A key may have 64 KiB. Regression: the message had all of them.
 #[test]
 fn a_message_has_only_the_beginning_of_a_long_text() {
     let mut raw = Raw::good();
     raw.entries[0] = entry(&"k".repeat(50_000), 99, &[]);
     let text = Header::parse(&raw.bytes()).unwrap_err().to_string();
     assert!(text.contains("kkk") && text.len() < 400, "{text}");
-    // So were those of a file that ends after the key, or has it twice, with what a terminal takes
-    // for commands.
+    // The same for files that end after the key, or that have the key twice; the key contains
+    // terminal commands.
     let key = "\x1b[2J\n".repeat(10_000);
     let mut raw = Raw::good();
     raw.entries[0] = entry(&key, 8, &u64::MAX.to_le_bytes());
@@ -420,7 +422,7 @@ proptest! {
     }
 }
 
-/// A folder of one test's own, empty.
+/// An empty folder for one test.
 fn folder(name: &str) -> std::path::PathBuf {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&path);
@@ -554,7 +556,7 @@ fn a_released_part_of_a_tensor_leaves_memory_and_is_read_again() {
     let all = resident_kib(address);
     assert!(all >= 18 * 1024, "{all}");
     file.release(second, 4 * MIB..6 * MIB);
-    // Pages of 2 MiB leave as a whole.
+    // The system releases pages of 2 MiB as a whole.
     let released = all - resident_kib(address);
     assert!((2048..=6144).contains(&released), "{released}");
     assert_eq!(sum(), before);

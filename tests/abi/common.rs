@@ -13,13 +13,13 @@ pub const HEX: usize = 1;
 pub const RK: usize = 0;
 
 thread_local! {
-    /// Has the next debug line of this thread panic: a fault at any place that logs.
+    /// Makes the next debug line of this thread panic, which is a fault at any place that logs.
     pub static PANIC: Cell<bool> = const { Cell::new(false) };
     /// Lines of this thread.
     static LINES: Mutex<Vec<String>> = const { Mutex::new(Vec::new()) };
 }
 
-/// Takes the lines in place of the host program's function, which must not unwind.
+/// Receives the lines instead of the host program's function, which must not unwind.
 pub struct Lines;
 
 impl log::Log for Lines {
@@ -44,8 +44,8 @@ pub fn lines_with(word: &str) -> usize {
     lines.iter().filter(|line| line.contains(word)).count()
 }
 
-/// One test at a time: what one does to the device's buffers has it look at the other's graphs
-/// again.
+/// Lets one test run at a time, because one test's changes to the device's buffers invalidate
+/// another test's cached graphs.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -57,26 +57,26 @@ pub fn start() {
         log::set_logger(&Lines).unwrap();
         log::set_max_level(log::LevelFilter::Debug);
         for name in test_kit::foreign_variables() {
-            // SAFETY: all tests wait here, and none reads the environment before.
+            // SAFETY: all tests wait here, and no test reads the environment before.
             unsafe { std::env::remove_var(name) };
         }
         for (name, value) in [
             ("GGML_RUST_NPU_SIM", "rk3588,hexagon-v75"),
             ("GGML_RUST_NPU_SIM_COHERENCE", "strict"),
             ("GGML_RUST_NPU_SIM_MEMORY", "8192"),
-            // Of the lines that ggml gets: a program's own logger keeps the level it has.
+            // The level of the lines that ggml gets. A program's own logger keeps its level.
             ("GGML_RUST_NPU_LOG", "off"),
         ] {
-            // SAFETY: all tests wait here, and none reads the environment before.
+            // SAFETY: all tests wait here, and no test reads the environment before.
             unsafe { std::env::set_var(name, value) };
         }
-        // SAFETY: NULL is allowed.
+        // SAFETY: NULL is an allowed argument.
         unsafe { npu_start(null()) }
     });
     assert_eq!(devices, 2);
 }
 
-/// A buffer of a device; freed at its end.
+/// A buffer of a device, which is freed on drop.
 pub struct Buffer(pub *mut NpuBuffer);
 
 impl Buffer {
@@ -98,14 +98,14 @@ impl Buffer {
 
     pub fn set_at(&self, tensor: &NpuTensor, bytes: &[u8], offset: usize) -> u32 {
         let data = bytes.as_ptr().cast();
-        // SAFETY: alive and of that size.
+        // SAFETY: the buffer is alive and has that size.
         unsafe { npu_buffer_set(self.0, tensor, data, offset, bytes.len()) }
     }
 
     pub fn get(&self, tensor: &NpuTensor, bytes: usize, offset: usize) -> (u32, Vec<u8>) {
         let mut out = vec![1; bytes];
         let data = out.as_mut_ptr().cast();
-        // SAFETY: alive and of that size.
+        // SAFETY: the buffer is alive and has that size.
         let status = unsafe { npu_buffer_get(self.0, tensor, data, offset, bytes) };
         (status, out)
     }
@@ -127,13 +127,13 @@ impl Stream {
     }
 
     pub fn compute(&self, uid: u64, nodes: &[NpuNode]) -> u32 {
-        // SAFETY: alive, and so is all that the nodes point to.
+        // SAFETY: the graph is alive, and so is all that its nodes point to.
         unsafe { npu_backend_compute(self.0, uid, nodes.as_ptr(), nodes.len()) }
     }
 
     pub fn replay(&self, uid: u64) -> Option<u32> {
         let mut status = 99;
-        // SAFETY: alive, and so is all that the graph's nodes pointed to.
+        // SAFETY: the graph is alive, and so is all that its nodes pointed to.
         unsafe { npu_backend_replay(self.0, uid, &raw mut status) }.then_some(status)
     }
 }
@@ -146,7 +146,8 @@ impl Drop for Stream {
 }
 
 pub fn none() -> NpuTensor {
-    // SAFETY: numbers, NULL pointers, and no function: the tensor that is not there.
+    // SAFETY: consists of numbers, NULL pointers and no function, so zeros are valid: the absent
+    // tensor.
     unsafe { std::mem::zeroed() }
 }
 
@@ -197,7 +198,8 @@ pub const N: usize = 40;
 pub const M: usize = 3;
 
 pub fn floats(count: usize, seed: u32) -> Vec<f32> {
-    // Odd factors, so that neighbours and seeds differ in the upper bits, which are taken.
+    // Odd factors, so that neighbours and seeds differ in their upper bits, which are the ones
+    // used.
     let start = seed.wrapping_mul(2_246_822_519);
     let number = |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(start) >> 20) as u16;
     let values = (0..u32::try_from(count).unwrap()).map(|i| f32::from(number(i)) / 2048.0 - 1.0);
@@ -267,7 +269,7 @@ impl Product {
         }
     }
 
-    /// Fills the result with something else.
+    /// Overwrites the result with other values.
     pub fn spoil(&self) {
         let status = self.memory.set(&self.node.dst, &[0x33; N * M * 4]);
         assert_eq!(status, NPU_STATUS_OK);
@@ -283,13 +285,13 @@ impl Product {
 
     pub fn check_values(&self, have: &[f32]) {
         let error = nmse(have, &self.want);
-        // Factors in FP16, sums in FP32.
+        // Factors are in FP16, sums in FP32.
         assert!(error <= 1e-6, "{error:.2e}");
     }
 }
 
 /// Returns the floats that the CPU sees at an address.
 pub fn values_at(data: *const c_void, count: usize) -> Vec<f32> {
-    // SAFETY: floats of a live buffer, which nothing writes now.
+    // SAFETY: floats of a live buffer, which nothing is writing.
     unsafe { std::slice::from_raw_parts(data.cast(), count) }.to_vec()
 }

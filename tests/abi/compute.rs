@@ -1,4 +1,4 @@
-//! Graphs, and what the CPU and the device see of each other's results.
+//! Graphs, and how the CPU and the device see each other's results.
 
 use ggml_rust_npu::abi::*;
 
@@ -9,7 +9,7 @@ fn a_product_is_computed_and_computed_again_where_its_tensors_are() {
     let _turn = turn();
     let product = Product::new();
     assert!(
-        // SAFETY: a node with all it points to.
+        // SAFETY: the node and all it points to are alive.
         unsafe { npu_supports_op(HEX, &product.node) }
     );
     let stream = Stream::new(HEX);
@@ -25,8 +25,7 @@ fn a_product_is_computed_and_computed_again_where_its_tensors_are() {
     }
 }
 
-/// The CPU computes with results in place, and sees them there only after its caches were
-/// maintained.
+/// The CPU computes with results in place, so it sees them only after its caches were maintained.
 #[test]
 fn results_in_shared_memory_are_there_for_the_cpu() {
     let _turn = turn();
@@ -87,20 +86,20 @@ fn a_cache_that_the_device_and_the_cpu_write_by_turns_is_seen_by_both() {
     let result = of(c"result", NPU_ROLE_RESULT, 8192);
     let stream = Stream::new(HEX);
     let [to_cache, from_cache] = [
-        // The cache has the role of a recurrence's state, which the CPU does not read by itself.
+        // This cache has the role of a recurrent state, which the CPU usually does not read.
         node(c"CPY", cache, &[computed, cache]),
         node(c"ADD", result, &[cache, x]),
     ];
     for round in 0..3 {
         let values = floats(64, round);
         assert_eq!(memory.set(&x, bytemuck::cast_slice(&values)), NPU_STATUS_OK);
-        // A graph without a number may be one whose nodes a program looks at.
+        // A graph without a number may be one whose nodes the program inspects.
         assert_eq!(
             stream.compute(u64::from(round) + 1, &[to_cache]),
             NPU_STATUS_OK
         );
         assert_ne!(values_at(cache.data, 64), values, "seen unasked");
-        // SAFETY: a tensor of a live buffer.
+        // SAFETY: the tensor is in a live buffer.
         unsafe { npu_show_to_cpu(&raw const cache) };
         assert_eq!(values_at(cache.data, 64), values, "round {round}");
 
@@ -108,7 +107,7 @@ fn a_cache_that_the_device_and_the_cpu_write_by_turns_is_seen_by_both() {
         let to = cache.data.cast::<f32>();
         // SAFETY: 64 floats of a live buffer, which nothing else uses now.
         unsafe { std::ptr::copy_nonoverlapping(other.as_ptr(), to, 64) };
-        // SAFETY: a tensor of a live buffer.
+        // SAFETY: the tensor is in a live buffer.
         unsafe { npu_take_from_cpu(&raw const cache) };
         assert_eq!(stream.compute(0, &[from_cache]), NPU_STATUS_OK);
         let want: Vec<f32> = other.iter().zip(&values).map(|(a, b)| a + b).collect();
@@ -116,8 +115,8 @@ fn a_cache_that_the_device_and_the_cpu_write_by_turns_is_seen_by_both() {
     }
 }
 
-/// Two rows of a cache are in one cache line. What the CPU wrote of it goes to memory before the
-/// device writes the rest, and what the device wrote is fetched.
+/// Two rows of a cache are in one cache line. The CPU's part of the line goes to memory before the
+/// device writes the rest, and the device's part is fetched.
 #[test]
 fn rows_of_a_cache_that_the_cpu_wrote_stay_beside_those_of_the_device() {
     let _turn = turn();
@@ -131,7 +130,7 @@ fn rows_of_a_cache_that_the_cpu_wrote_stay_beside_those_of_the_device() {
     let row = of(c"cache (view)", NPU_ROLE_STATE, 1, 4096 + 32);
     let result = of(c"result", NPU_ROLE_RESULT, 4, 8192);
     let of_cpu = node(c"FFT", result, &[cache]);
-    // SAFETY: a node with all it points to.
+    // SAFETY: the node and all it points to are alive.
     unsafe { npu_mark_cpu_reader(&raw const of_cpu) };
     let stream = Stream::new(HEX);
     let compute = |round, graph, node| {
@@ -158,8 +157,8 @@ fn rows_of_a_cache_that_the_cpu_wrote_stay_beside_those_of_the_device() {
     }
 }
 
-/// ggml has the CPU compute a node in place of the result that it reads. What is left of that in
-/// the CPU's cache was written over the device's next result.
+/// ggml lets the CPU compute a node in place of the result that it reads. Regression: lines of that
+/// node in the CPU's cache were written over the device's next result.
 #[test]
 fn what_the_cpu_computes_in_place_of_a_result_does_not_spoil_the_next_one() {
     let _turn = turn();
@@ -167,7 +166,7 @@ fn what_the_cpu_computes_in_place_of_a_result_does_not_spoil_the_next_one() {
     let of = |name, role, at| row_of_64(name, role, &memory, at);
     let x = of(c"x", NPU_ROLE_STATE, 0);
     let result = of(c"result", NPU_ROLE_RESULT, 4096);
-    // An input of the device's next split.
+    // The input of the device's next split of the graph.
     let input = of(c"input", NPU_ROLE_STATE, 8192);
     let stream = Stream::new(HEX);
     let sum = node(c"ADD", result, &[x, x]);
@@ -188,8 +187,8 @@ fn what_the_cpu_computes_in_place_of_a_result_does_not_spoil_the_next_one() {
         if round < 2 {
             continue;
         }
-        // ggml copies it from where it is.
-        // SAFETY: floats of a live buffer, which nothing writes now.
+        // ggml copies the result directly from its memory.
+        // SAFETY: floats of a live buffer, which nothing is writing.
         let bytes = unsafe { std::slice::from_raw_parts(result.data.cast::<u8>(), 256) };
         assert_eq!(memory.set(&input, bytes), NPU_STATUS_OK);
         let (status, read) = memory.get(&input, 256, 0);
@@ -200,7 +199,7 @@ fn what_the_cpu_computes_in_place_of_a_result_does_not_spoil_the_next_one() {
     }
 }
 
-/// The device had written it before, and the CPU saw older bytes.
+/// Regression: the device had written the cache before, and the CPU read older bytes.
 #[test]
 fn the_first_node_of_the_cpu_that_reads_a_cache_sees_what_is_in_it() {
     let _turn = turn();
@@ -215,21 +214,21 @@ fn the_first_node_of_the_cpu_that_reads_a_cache_sees_what_is_in_it() {
         NPU_STATUS_OK
     );
     let of_cpu = node(c"FFT", x, &[cache]);
-    // SAFETY: a node with all it points to.
+    // SAFETY: the node and all it points to are alive.
     unsafe { npu_mark_cpu_reader(&raw const of_cpu) };
     let twice: Vec<f32> = values.iter().map(|value| 2.0 * value).collect();
     assert_eq!(values_at(cache.data, 64), twice);
 }
 
-/// ggml's scheduler has the CPU read a cache without asking the device: where layers share the
-/// cache of an earlier one and have their weights on the CPU, as in Gemma 3n and 4.
+/// ggml's scheduler lets the CPU read a cache without a call to the device. This happens if layers
+/// share the cache of an earlier one and have their weights on the CPU, as in Gemma 3n and 4.
 #[test]
 fn rows_that_are_stored_in_a_cache_are_there_for_a_cpu_that_never_asked() {
     let _turn = turn();
     let memory = Buffer::new(HEX, 4 * 4096, true);
     let of = |name, role, ne, at| tensor(name, false, ne, NPU_PLACE_DEVICE, role, &memory, at);
     let rows = of(c"rows", NPU_ROLE_STATE, [64, 2, 1, 1], 0);
-    // In the place of the numbers a later node has its result, as ggml allocates graphs.
+    // A later node's result replaces the numbers, because ggml reuses memory in a graph.
     let mut numbers = of(c"numbers", NPU_ROLE_STATE, [2, 1, 1, 1], 4096);
     (numbers.dtype, numbers.block_bytes) = (NPU_DTYPE_I64, 8);
     numbers.nb = [8, 16, 16, 16];
@@ -287,7 +286,7 @@ fn weights_that_are_shown_to_the_cpu_stay_as_it_wrote_them() {
     let to = w.data.cast::<f32>();
     // SAFETY: 64 floats of a live buffer, which nothing else uses now.
     unsafe { std::ptr::copy_nonoverlapping(weights.as_ptr(), to, 64) };
-    // SAFETY: a tensor of a live buffer.
+    // SAFETY: the tensor is in a live buffer.
     unsafe { npu_show_to_cpu(&raw const w) };
     assert_eq!(values_at(w.data, 64), weights);
 }
@@ -309,7 +308,7 @@ fn nodes_that_no_npu_computes_are_for_the_cpu_if_it_can_read_them() {
     };
     let prefers = |device, op, place| {
         let node = node(op, at(place), &[at(place), at(place)]);
-        // SAFETY: a node with all it points to.
+        // SAFETY: the node and all it points to are alive.
         unsafe { npu_prefers_cpu(device, &raw const node) }
     };
     for (op, hex, rk) in [
@@ -320,7 +319,7 @@ fn nodes_that_no_npu_computes_are_for_the_cpu_if_it_can_read_them() {
         assert_eq!(prefers(HEX, op, NPU_PLACE_DEVICE), hex, "{op:?}");
         assert_eq!(prefers(RK, op, NPU_PLACE_HOST), rk, "{op:?}");
     }
-    // Its bytes are put back for the CPU.
+    // Packed bytes are put back into ggml's layout for the CPU.
     assert!(prefers(HEX, c"MUL_MAT", NPU_PLACE_PACKED));
 }
 
@@ -344,7 +343,7 @@ fn a_token_is_counted_and_told_once() {
         let stream = Stream::new(HEX);
         lines_with("");
         for graph in 0..ends_after {
-            // The glue begins each graph with this question.
+            // The glue begins each graph with this call.
             assert_eq!(stream.replay(0), None);
             assert_eq!(stream.compute(5, &[node]), NPU_STATUS_OK);
             let logged = lines_with("nodes of a token, in 1 split");

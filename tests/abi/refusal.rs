@@ -1,4 +1,4 @@
-//! Questions of ggml, and errors: tensors that are refused, and what goes on after a failure.
+//! Questions of ggml, and errors: tensors that are refused, and the state after a failure.
 
 use std::ffi::{CStr, c_char};
 use std::ptr::{null, null_mut};
@@ -8,8 +8,8 @@ use half::f16;
 
 use super::common::*;
 
-/// The stream's lock stayed poisoned, which reset it with each node: later graphs were successes
-/// that computed nothing.
+/// Regression: the stream's lock stayed poisoned, and each node reset the stream. Later graphs were
+/// successes that computed nothing.
 #[test]
 fn a_stream_that_failed_inside_says_so_until_it_is_made_again() {
     let _turn = turn();
@@ -34,7 +34,7 @@ fn a_stream_that_failed_inside_says_so_until_it_is_made_again() {
     product.check();
 }
 
-/// The nodes before it stayed in the stream, and were computed with the next graph.
+/// Regression: the nodes before it stayed in the stream, and were computed with the next graph.
 #[test]
 fn a_graph_with_a_node_that_is_refused_leaves_nothing_for_the_next_one() {
     let _turn = turn();
@@ -49,7 +49,7 @@ fn a_graph_with_a_node_that_is_refused_leaves_nothing_for_the_next_one() {
     assert_eq!(bytes, [0x33; N * M * 4]);
 }
 
-/// Panics while bytes were written or read were successes.
+/// Regression: panics while bytes were written or read were reported as successes.
 #[test]
 fn a_write_or_read_that_fails_inside_is_reported_and_no_graph_uses_the_buffer() {
     let _turn = turn();
@@ -100,7 +100,7 @@ fn a_write_or_read_that_fails_inside_is_reported_and_no_graph_uses_the_buffer() 
         lines_with("w is in a buffer that an earlier error left unfinished"),
         1
     );
-    // The device continues to work, and so does the buffer when all of it has been written.
+    // The device still works, and so does the buffer once all of it has been written again.
     let other = Product::new();
     assert_eq!(stream.compute(0, &[other.node]), NPU_STATUS_OK);
     other.check();
@@ -150,8 +150,8 @@ fn a_tensor_with_a_negative_dimension_is_neither_written_nor_read() {
     product.check();
 }
 
-/// Sizes were multiplied before anything looked at them: a panic, or in a release build a small
-/// number.
+/// Regression: sizes were multiplied without a check, which was a panic or, in a release build, a
+/// small number.
 #[test]
 fn a_tensor_that_no_memory_holds_is_refused() {
     let _turn = turn();
@@ -166,7 +166,7 @@ fn a_tensor_that_no_memory_holds_is_refused() {
     ] {
         let mut node = product.node;
         change(&mut node.src[1]);
-        // SAFETY: a node with all it points to; only metadata is read.
+        // SAFETY: the node and all it points to are alive; only metadata is read.
         assert!(!unsafe { npu_supports_op(HEX, &node) });
         assert_eq!(stream.compute(0, &[node]), NPU_STATUS_FAILED);
         assert_eq!(
@@ -177,7 +177,7 @@ fn a_tensor_that_no_memory_holds_is_refused() {
         // SAFETY: alive.
         unsafe { npu_buffer_clear(product.memory.0, 0) };
     }
-    // Matrices of one element become tiles of some KiB each.
+    // Matrices of one element become tiles of several KiB each.
     for (device, ne) in [HEX, RK].iter().flat_map(|device| {
         let shapes = [[1, 1, 1 << 29, 1 << 29], [1, 1 << 58, 1, 1]];
         shapes.map(|ne| (*device, ne))
@@ -187,7 +187,7 @@ fn a_tensor_that_no_memory_holds_is_refused() {
         for dim in 1..4 {
             node.src[0].nb[dim] = node.src[0].nb[dim - 1] * ne[dim - 1].unsigned_abs();
         }
-        // SAFETY: a node with all it points to; only metadata is read.
+        // SAFETY: the node and all it points to are alive; only metadata is read.
         assert!(!unsafe { npu_supports_op(device, &node) });
         assert_eq!(lines_with("internal error"), 0, "{ne:?}");
     }
@@ -201,36 +201,35 @@ fn what_is_null_is_refused() {
     let _turn = turn();
     start();
     let mut status = 99;
-    // SAFETY: NULL is checked.
+    // SAFETY: the function checks for NULL.
     let computed = unsafe { npu_backend_compute(null(), 1, null(), 0) };
-    // SAFETY: NULL is checked.
+    // SAFETY: the function checks for NULL.
     let set = unsafe { npu_buffer_set(null(), null(), null(), 0, 0) };
-    // SAFETY: NULL is checked.
+    // SAFETY: the function checks for NULL.
     let filled = unsafe { npu_buffer_fill(null(), null(), 0, 0, 0) };
     assert_eq!([computed, set, filled], [NPU_STATUS_FAILED; 3]);
     let mut out = [1u8; 4];
-    // SAFETY: NULL is checked.
+    // SAFETY: the function checks for NULL.
     let got = unsafe { npu_buffer_get(null(), null(), out.as_mut_ptr().cast(), 0, 4) };
     assert_eq!((got, out), (NPU_STATUS_FAILED, [0xff; 4]));
-    // SAFETY: NULL is checked.
+    // SAFETY: the function checks for NULL.
     let replayed = unsafe { npu_backend_replay(null(), 1, &raw mut status) };
     assert!(!replayed && status == 99);
     assert!(npu_buffer_new(9, 64, false).is_null() && npu_backend_new(9).is_null());
     let name: *const c_char = npu_device_name(9);
-    // SAFETY: a constant.
+    // SAFETY: the pointer is a constant.
     assert_eq!(unsafe { CStr::from_ptr(name) }, c"");
-    // SAFETY: NULL is checked.
+    // SAFETY: the function checks for NULL.
     unsafe { npu_buffer_free(null_mut()) };
-    // SAFETY: NULL is checked.
+    // SAFETY: the function checks for NULL.
     unsafe { npu_backend_free(null_mut()) };
-    // SAFETY: NULL is checked.
+    // SAFETY: the function checks for NULL.
     unsafe { npu_show_to_cpu(null()) };
-    // SAFETY: NULL is checked.
+    // SAFETY: the function checks for NULL.
     unsafe { npu_take_from_cpu(null()) };
 }
 
-/// A weight that fits no buffer is left to the CPU, and a line says so once, however often ggml
-/// asks.
+/// A weight that fits no buffer is left to the CPU, which is logged once, however often ggml asks.
 #[test]
 fn a_weight_over_the_largest_buffer_is_told_of_once() {
     let _turn = turn();
@@ -264,7 +263,7 @@ fn a_weight_over_the_largest_buffer_is_told_of_once() {
     let node = node(c"MUL_MAT", dst, &[w, act]);
     lines_with("");
     for _ in 0..3 {
-        // SAFETY: a node with all it points to; only metadata is read.
+        // SAFETY: the node and all it points to are alive; only metadata is read.
         assert!(!unsafe { npu_supports_op(HEX, &node) });
     }
     assert_eq!(lines_with("output.weight is left to the CPU"), 1);
@@ -278,7 +277,7 @@ fn devices_say_what_they_are_and_what_buffers_they_have() {
         (RK, "RK3588", NPU_BUFFERS_HOST_AND_PACKED, 4096),
         (HEX, "V75", NPU_BUFFERS_SHARED_AND_PACKED, 128),
     ] {
-        // SAFETY: alive for ever, as devices are.
+        // SAFETY: the description lives for ever, as devices do.
         let description = unsafe { CStr::from_ptr(npu_device_description(device)) };
         let description = description.to_str().unwrap();
         assert!(
@@ -287,12 +286,13 @@ fn devices_say_what_they_are_and_what_buffers_they_have() {
         );
         assert_eq!(npu_device_buffers(device), buffers, "{chip}");
         assert_eq!(npu_packed_alignment(device), alignment, "{chip}");
-        // Less than what 32 bits address, and enough for most weights.
+        // Less than 32 bits can address, and enough for most weights.
         assert!((1 << 30..1 << 32).contains(&npu_packed_max_size(device)));
     }
 }
 
-/// Two devices told of the same memory, so llama.cpp gave them a model of twice its size.
+/// Regression: two devices reported the same memory, so llama.cpp gave them a model of twice its
+/// size.
 #[test]
 fn devices_together_have_the_memory_of_the_machine() {
     const BYTES: usize = 96 << 20;
@@ -301,7 +301,7 @@ fn devices_together_have_the_memory_of_the_machine() {
     let shares = || {
         [RK, HEX].map(|device| {
             let (mut free, mut total) = (0, 0);
-            // SAFETY: two numbers.
+            // SAFETY: the pointers are to two local numbers.
             unsafe { npu_device_memory(device, &raw mut free, &raw mut total) };
             assert!(0 < free && free <= total, "{free} of {total}");
             (free, total)
@@ -312,7 +312,7 @@ fn devices_together_have_the_memory_of_the_machine() {
     assert_eq!(rk.1 + hex.1, 8192 << 20);
     let buffer = Buffer::new(HEX, BYTES, true);
     let [rk_beside, hex_with] = shares();
-    // Both have less left, and the one that holds it all of the difference.
+    // Both devices have less free memory, and the buffer's device has less by the whole difference.
     assert_eq!(rk.0 + hex.0 - rk_beside.0 - hex_with.0, BYTES);
     let more = (rk_beside.0 + hex.0).abs_diff(hex_with.0 + rk.0);
     assert!(more.abs_diff(BYTES) <= 2, "{more}");

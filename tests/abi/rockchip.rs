@@ -1,4 +1,4 @@
-//! Weights of a Rockchip device, whose own bytes go when they are packed.
+//! Weights of a Rockchip device, whose own bytes are released when they are packed.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -40,7 +40,7 @@ fn product_of_host(
     node(c"MUL_MAT", dst, &[w, x])
 }
 
-/// Each was a panic, which the border caught.
+/// Regression: each such result was a panic, which the C interface caught.
 #[test]
 fn a_result_that_is_not_aligned_or_overlaps_itself_is_refused() {
     let _turn = turn();
@@ -73,8 +73,8 @@ fn a_result_that_is_not_aligned_or_overlaps_itself_is_refused() {
     assert_eq!(stream.compute(0, &[right]), NPU_STATUS_OK);
 }
 
-/// Planes of activations that are converted first are in the same scratch, and the second one was
-/// taken for the first; rows that overlap were a panic, which put the stream out of use.
+/// Regression: planes of activations that are converted first use the same scratch, and the second
+/// one was mistaken for the first. Overlapping rows were a panic, which disabled the stream.
 #[test]
 fn activations_that_are_not_aligned_or_overlap_are_multiplied_as_they_lie() {
     let _turn = turn();
@@ -85,7 +85,8 @@ fn activations_that_are_not_aligned_or_overlap_are_multiplied_as_they_lie() {
     assert_eq!(weights.set(&w, bytes), NPU_STATUS_OK);
     let values: Vec<f32> = halves.into_iter().map(f16::to_f32).collect();
     let stream = Stream::new(RK);
-    // Bytes before the first row, between rows and between planes, and rows of each of two planes.
+    // Bytes before the first row, between rows and between planes; then the number of rows in each
+    // of two planes.
     for (before, row, plane, rows) in [(2, 256, 256, 1), (0, 64, 128, 2), (2, 20, 300, 3)] {
         let x: Vec<f32> = floats(1024, 2);
         let mut memory = vec![0u32; 1025];
@@ -114,8 +115,8 @@ fn activations_that_are_not_aligned_or_overlap_are_multiplied_as_they_lie() {
     }
 }
 
-/// A packed weight of a Rockchip device is there once, so its own bytes are gone: the process used
-/// to end there.
+/// A packed weight of a Rockchip device is stored once, so its own bytes are gone. Regression: the
+/// process ended at such a read.
 #[test]
 fn a_released_weight_reads_as_nan_and_graphs_with_its_buffer_fail() {
     let _turn = turn();
@@ -134,14 +135,14 @@ fn a_released_weight_reads_as_nan_and_graphs_with_its_buffer_fail() {
     let stream = Stream::new(RK);
     assert_eq!(stream.compute(0, &[product]), NPU_STATUS_FAILED);
     assert_eq!(lines_with("w is in a buffer that an earlier error left"), 1);
-    // All of it can be written again.
+    // The whole buffer can be written again.
     // SAFETY: alive.
     unsafe { npu_buffer_clear(weights.0, 0) };
     assert_eq!(weights.set(&w, &bytes), NPU_STATUS_OK);
     assert_eq!(stream.compute(0, &[product]), NPU_STATUS_OK);
 }
 
-/// The CPU would compute with zeros; the device says what is missing.
+/// The CPU would compute with zeros; the device reports the missing weight.
 #[test]
 fn a_node_whose_weight_was_released_is_not_for_the_cpu() {
     let _turn = turn();
@@ -154,7 +155,8 @@ fn a_node_whose_weight_was_released_is_not_for_the_cpu() {
     assert!(!prefers());
     let stream = Stream::new(RK);
     assert_eq!(stream.compute(0, &[sum]), NPU_STATUS_FAILED);
-    // Nor after an error that made all graphs with the buffer fail: few rows were still the CPU's.
+    // An error that makes all graphs with the buffer fail has the same effect: before it, few rows
+    // were left to the CPU.
     assert_eq!(weights.get(&w, 2, 0).0, NPU_STATUS_FAILED);
     assert!(!prefers());
 }
@@ -172,7 +174,7 @@ fn a_part_of_a_weight_whose_bytes_were_released_is_not_written() {
     let node = product_of_host((&weights, w), 1, &act, &mut out);
     let stream = Stream::new(RK);
     assert_eq!(stream.compute(0, &[node]), NPU_STATUS_FAILED);
-    // Written whole, it is there again.
+    // After it is written as a whole, the weight is usable again.
     // SAFETY: alive.
     unsafe { npu_buffer_clear(weights.0, 0) };
     assert_eq!(weights.set(&w, &[0x11; 64 * 96 * 2]), NPU_STATUS_OK);

@@ -1,5 +1,5 @@
 //! Shared by the tests of the whole crate: simulated devices, numbers, and multiplications as ggml
-//! would ask for them.
+//! would request them.
 #![expect(
     dead_code,
     reason = "each test file is a crate of its own and uses a part of this"
@@ -36,7 +36,7 @@ pub fn functions(options: sim::Options) -> Arc<Rknn> {
     Rknn::simulate(options).unwrap()
 }
 
-/// A chip behind a tested device, with the [`functions`] for it.
+/// A simulated device of a chip, with the [`functions`] for it.
 pub fn device(caps: &'static RkCaps) -> Arc<RkDevice> {
     let rknn = functions(sim::Options::new(caps.soc));
     Arc::new(RkDevice::start(rknn, caps).unwrap())
@@ -81,7 +81,7 @@ impl Dequantize for F32InBlocks {
     }
 }
 
-/// Weights as ggml stores them, and the values that they stand for.
+/// Weights as ggml stores them, and their values.
 #[derive(Clone)]
 pub struct Weight {
     pub dtype: DType,
@@ -167,7 +167,7 @@ pub fn tensor(name: &str, dtype: DType, shape: Shape) -> Tensor<'_> {
     }
 }
 
-/// The shape of an operand that is not there.
+/// The shape of an absent operand.
 pub const NOTHING: Shape = Shape {
     ne: [0; 4],
     nb: [0; 4],
@@ -181,7 +181,7 @@ pub fn mul_mat(
     act: &[f32],
     ne: [usize; 4],
 ) -> Result<Vec<f32>> {
-    // A separate graph, because tests write new activations to the same memory.
+    // Each call is a separate graph, because tests write new activations to the same memory.
     let graph = GRAPHS.fetch_add(1, Ordering::Relaxed);
     mul_mat_of_graph(device, w, packed, act, ne, graph)
 }

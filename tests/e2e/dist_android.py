@@ -33,7 +33,7 @@ class Android(Case):
         functions = set(re.findall(r"\b(npu_\w+)\(", header))
         self.assertGreater(len(functions), 20)
         self.assertEqual(functions - defined, set())
-        # Bionic's name of errno, and not glibc's.
+        # Bionic's name for errno; glibc's is different.
         self.assertIn("__errno", undefined - defined)
         self.assertNotIn("__errno_location", undefined)
 

@@ -22,10 +22,10 @@ DOCKERFILE = ROOT / "dist" / "board" / "Dockerfile"
 PROMPT = "Once upon a time,"
 TOKENS = 16
 
-# What a package manager itself keeps: its database, caches, logs and lock files.
+# What the package manager keeps: its database, caches, logs and lock files.
 KEPT = re.compile(r"var/(lib/(dpkg|apt)|cache|log)/|run/|tmp/|root/|package(-lock)?\.json$|\.package-lock\.json$|__pycache__/")
 
-# Mounts an empty Debian, what changes in it and the folder with the packages, and runs a command there.
+# Runs a command in an empty Debian, with the folder of packages and a separate folder for all changes.
 CHROOT = """
 mount --make-rprivate /
 mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/merged"
@@ -67,7 +67,7 @@ class Packages(Case):
         return {path.relative_to(self.scratch).as_posix() for path in self.scratch.rglob("*") if not path.is_dir()}
 
     def shell(self, commands, env):
-        """Runs commands of the page in the folder; returns what the last one prints."""
+        """Runs commands of the page in the folder; returns the output of the last one."""
         for line in commands:
             done = self.run_command(line, ["sh", "-c", line], env, timeout=1800, cwd=self.folder)
             self.assertEqual(done.code, 0, f"{line}: {done.all[-3000:]}")
@@ -87,7 +87,7 @@ class Python(Packages):
         self.assertLessEqual(len(install), 3)
         subprocess.run([sys.executable, "-m", "venv", self.scratch / "venv"], check=True)
         env = cpu_env(PATH=f"{self.scratch / 'venv' / 'bin'}:/usr/bin:/bin", PIP_NO_COMPILE="1", PYTHONDONTWRITEBYTECODE="1")
-        # A wheel that was compiled once takes the place of pip's compilation of a quarter of an hour.
+        # Uses a wheel that was compiled once, because pip would compile it for a quarter of an hour.
         built = stock.llama_cpp_python()
         self.shell([f"pip install --quiet '{built}'"], env)
         before = self.files()
@@ -116,7 +116,7 @@ class Node(Packages):
             self.skipTest(str(missing))
         blocks, install, remove = section("Node.js")
         self.assertLessEqual(len(install), 3)
-        # Node finds node-llama-cpp in the parent's folder, so that npm needs no network.
+        # Node finds node-llama-cpp in the parent folder, so npm needs no network.
         (self.scratch / "node_modules").symlink_to(modules)
         (self.folder / "package.json").write_text('{"private": true}\n', encoding="utf-8")
         before = self.files()
@@ -138,7 +138,7 @@ class Node(Packages):
 
 
 class EmptyDebian(Packages):
-    """A Debian with llama.cpp and nothing else, of which each test changes a copy."""
+    """A Debian with only llama.cpp; each test changes a copy of it."""
 
     @classmethod
     def setUpClass(cls):

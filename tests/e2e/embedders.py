@@ -11,7 +11,7 @@ import random_model
 EMBEDDING, HIDDEN, HEADS, LAYERS, CONTEXT = 256, 512, 4, 2, 2048
 # SOURCE: enum llama_pooling_type, llama.h of llama.cpp 0.5.0.
 MEAN, LAST = 1, 3
-# Elements of a block of Q8_0.
+# The number of elements in a block of Q8_0.
 BLOCK = 32
 BERT, QWEN3 = "nomic-bert", "qwen3"
 
@@ -47,7 +47,7 @@ def shapes(arch, words):
 
 
 def rounded(values):
-    """Rounds numbers to blocks of Q8_0; returns the bytes of the blocks, and the numbers that they stand for."""
+    """Rounds numbers to blocks of Q8_0; returns the bytes of the blocks, and their values."""
     blocks, exact = b"", []
     for at in range(0, len(values), BLOCK):
         block = values[at:at + BLOCK]

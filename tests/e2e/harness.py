@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: running the programs of the patched llama.cpp, and asking its server."""
+"""Code that the end-to-end tests share: running the patched llama.cpp's programs, and requests to its server."""
 
 import json
 import re
@@ -21,21 +21,21 @@ import project
 from project import (DEVICE, HEXAGON, HEXAGON_DEVICE, LOGS, SIMULATED, binary, cpu_env,  # noqa: F401
                      device_env)
 
-# Each file of tests imports this one before it starts anything.
+# Every test file imports this module before it starts anything, so this comes first.
 project.settle()
 
-# The model that the checks run on.
+# The quantization of the model that most checks use.
 KIND = "Q8_0"
 
-# Long enough for a cold page cache on two busy cores; a hang is what it is for.
+# Long enough for a cold page cache on two busy cores; meant for hangs.
 TIMEOUT_S = 300
 
-# Log lines start with their level: E, W, I or D.
+# With these options each log line starts with its level: E, W, I or D.
 PLAIN_LOG = ["--log-prefix", "--no-log-timestamps"]
 
 
 def listed_devices(text):
-    """The names of this backend's devices in what `--list-devices` shows. A path in the text may have any of them."""
+    """The names of this backend's devices in the output of `--list-devices`. A path in the text may contain such a name."""
     return re.findall(r"^ *((?:HEX|RKNPU)\d+): ", text, re.M)
 
 
@@ -61,17 +61,18 @@ class Done(NamedTuple):
         return [line for line in self.log.splitlines() if line.startswith(starts)]
 
     def troubles(self):
-        """The warnings and errors, without the lines that say what of a model runs where."""
+        """The warnings and errors, without the lines about where a model's nodes run."""
         return [line for line in self.ours("EW") if not re.search(r"nodes of a (token|graph of \d+ rows), in", line)]
 
 
-# Two tokens count as equally likely if the logarithms of their probabilities differ by less. On Hexagon one row at a time has
-# activations of twice 8 bits, several rows have FP16; on Rockchip few rows of attention are computed in FP32 and more in FP16.
+# Two tokens count as equally likely if the logarithms of their probabilities differ by less than this. On Hexagon, one row at a
+# time has activations of twice 8 bits, and several rows have FP16. On Rockchip, attention of few rows is computed in FP32, and
+# of more rows in FP16.
 TIE = 0.5
 
 
 def places(answer):
-    """For each place of an answer, its token and the logarithms of what was likely there."""
+    """For each place of an answer, its token and the log-probabilities of the likely tokens."""
     return [(place["id"], {likely["id"]: likely["logprob"] for likely in place["top_logprobs"]})
             for place in answer["completion_probabilities"]]
 
@@ -89,7 +90,7 @@ class Case(unittest.TestCase):
         return self.run_command(name, [binary(name), *args], env, timeout, cwd)
 
     def run_command(self, name, command, env, timeout=TIMEOUT_S, cwd=None):
-        """As run_tool, for a program behind a command line of its own."""
+        """As run_tool, for a program with any command line."""
         command = [str(arg) for arg in command]
         try:
             done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -108,7 +109,7 @@ class Case(unittest.TestCase):
         return done
 
     def with_end(self, run):
-        """What `run` gives, a run of a program that ends its text with an empty line.
+        """The result of `run`, for a program that ends its text with an empty line.
 
         llama.cpp's logger can lose the last lines of a program that ends on a busy machine: such a run is made again.
         """
@@ -157,7 +158,7 @@ class Case(unittest.TestCase):
         self.assertEqual(splits, [device] if device == DEVICE else ["CPU", device])
 
     def assert_no_larger_than_its_file(self, model):
-        """On Hexagon the tensors take at most 1.05 times the file; an embedding that is also the output is there, too."""
+        """On Hexagon the tensors need at most 1.05 times the file; an embedding that is also the output is included."""
         log = self.complete("Once upon a time", 1, device_env(HEXAGON), "-v", model=model).log
         sizes = [float(size) for size in re.findall(rf"{HEXAGON_DEVICE}\w* model buffer size = +([\d.]+) MiB", log)]
         self.assertGreater(len(sizes), 0, log[-2000:])
@@ -192,7 +193,7 @@ class Server:
                                          "ignore_eos": True, "n_probs": 5, **options})
 
     def complete(self, prompt, n_predict):
-        """Greedy text, computed from nothing: no reuse of what an earlier request left in a slot."""
+        """Greedy text, computed from nothing: without reuse of an earlier request's cache."""
         return self.post("/completion", {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "seed": 1,
                                          "ignore_eos": True, "cache_prompt": False})["content"]
 
@@ -220,7 +221,7 @@ def server(model, env, *args, name="server", program=None, cwd=None):
         process.wait()
 
 
-# Seconds that a server has to end, and that its main thread must have slept before it is told to.
+# How many seconds a server may need to end, and how long its main thread must have slept before its end is requested.
 END_S, ASLEEP_S = 30, 0.05
 
 
@@ -246,7 +247,7 @@ def terminate(process):
 
 
 def main_thread(pid):
-    """What the system tells of a process's main thread: {name: text}."""
+    """The system's figures about a process's main thread: {name: text}."""
     lines = Path(f"/proc/{pid}/task/{pid}/status").read_text(encoding="utf-8").splitlines()
     return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
 
@@ -256,7 +257,7 @@ def wait_until_asleep(process):
     deadline, before = time.monotonic() + END_S, None
     while process.poll() is None and time.monotonic() < deadline:
         now = main_thread(process.pid)
-        # A thread that ran in between has been switched to, and away from.
+        # If the thread ran in between, the kernel has counted a switch to it and away from it.
         switches = [now["voluntary_ctxt_switches"], now["nonvoluntary_ctxt_switches"]]
         if now["State"].startswith("S") and switches == before:
             return

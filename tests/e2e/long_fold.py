@@ -1,4 +1,5 @@
-"""What `ggml-npu quantize` folds into a model changes no logit: rotations of SmolLM2, in stock arithmetic on the CPU."""
+"""The transformations that `ggml-npu quantize` folds into a model change no logit: rotations of SmolLM2, in stock arithmetic
+on the CPU."""
 
 import array
 import struct
@@ -13,10 +14,10 @@ from project import JOBS, LOGS, ROOT, cpu_env, tool_env
 
 CHUNK_TOKENS = 512
 
-# Of the largest log-probability. A change of the arithmetic's order alone is below it: all of it is in F32.
+# Relative to the largest log-probability. All arithmetic is in F32, and a different order alone stays below this.
 LIMIT = 1e-4
 
-# A wrong factor in one tensor is far above it, see `test_another_model_would_be_seen`.
+# A wrong factor in one tensor gives far more, see `test_another_model_would_be_seen`.
 SEEN = 1e-2
 
 
@@ -72,7 +73,8 @@ class Fold(Case):
         want = self.logits(self.folded("plain"))
         off, rows = difference(self.logits(self.folded("rotated", "--rotate", "r1,r2")), want)
         self.assertEqual(rows, CHUNK_TOKENS // 2 - 1)
-        # The numbers of the file have 16 bits: nothing at all would mean that one model was compared with itself.
+        # The file's numbers have 16 bits, so some error is expected. No error at all would mean that a model was compared with
+        # itself.
         self.assertGreater(off, 0)
         self.assertLess(off, LIMIT)
 

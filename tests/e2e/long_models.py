@@ -15,7 +15,7 @@ CHAT_TOKENS = 500
 
 class Models(Case):
     def check_splits(self, model):
-        # llama.cpp has no quantized values without flash attention.
+        # Without flash attention, llama.cpp cannot quantize the cached values.
         with_fa = [("on", k, v) for k, v in itertools.product(CACHES, CACHES)]
         for fa, k, v in [*with_fa, *(("off", k, "f16") for k in CACHES)]:
             with self.subTest(f"{model.name} -fa {fa} -ctk {k} -ctv {v}"):
@@ -32,7 +32,7 @@ class Models(Case):
         self.check_splits(models.variant("Q4_0", fetch.tinyllama()))
 
     def test_a_token_of_qwen_coder_is_one_submission(self):
-        # As they are published: Q5_0, Q8_0, Q4_K and Q6_K in one file, and Q4_K and Q6_K in the other.
+        # As published: one file has Q5_0, Q8_0, Q4_K and Q6_K, the other Q4_K and Q6_K.
         for model in (fetch.qwen_coder(), fetch.qwen_coder_1_5b()):
             with self.subTest(model.name):
                 self.assert_one_split(device_env(HEXAGON), HEXAGON_DEVICE, "--no-warmup", model=model)
@@ -77,7 +77,7 @@ class Models(Case):
         self.check_divergence(fetch.qwen_coder(), 1, 1, "Q4_K_M")
 
     def test_smollm2_is_under_its_limit_in_other_types(self):
-        # Rows of 576 are no whole blocks of 256, so that llama-quantize takes other types for most of Q6_K and Q3_K_M.
+        # Rows of 576 are not whole blocks of 256, so llama-quantize uses other types for most of Q6_K and Q3_K_M.
         for kind in ("Q5_0", "Q6_K", "Q3_K_M"):
             with self.subTest(kind):
                 self.check_divergence(fetch.fetched(fetch.SMOLLM2), 2, kld.CHUNK_TOKENS, kind)

@@ -16,7 +16,7 @@ TIMEOUT_S = 12 * 3600
 class AllOperations(DebianStock):
     def test_every_case_of_its_test_backend_ops_passes(self):
         for device, chip, least in [(DEVICE, SIMULATED, 3028), (HEXAGON_DEVICE, HEXAGON, 19462)]:
-            # The CPU would compute operands that are no weights.
+            # With the default, the CPU would compute operands that are not weights.
             settings = {"GGML_RUST_NPU_REPACK": "always"} if chip == SIMULATED else {}
             with self.subTest(device):
                 done = self.run_command("test-backend-ops", self.program.command("test-backend-ops", "test", "-b", device, "-j",

@@ -22,11 +22,11 @@ QUESTION = [{"role": "user", "content": "Why is the sea salty?"}]
 TOKENS = 24
 TOP = 20
 
-# The most that logits may be off, root mean square; they deviate by `vocabularies.LOGITS`. Two tokens that the exact answer
-# has within four times as much are a tie.
+# The largest root mean square error of the logits, whose standard deviation is `vocabularies.LOGITS`. Two tokens count as a tie
+# if the exact answer has them within four times this.
 LIMITS = {HEXAGON: 0.15, SIMULATED: 0.35}
 
-# There are no checkpoints, because for them the server computes a chat's prompt in other pieces than llama-completion.
+# No checkpoints: with them the server computes a chat's prompt in other pieces than llama-completion.
 SERVER = ["-c", 512, "-np", 1, "-t", 2, "--ctx-checkpoints", 0]
 
 
@@ -41,7 +41,7 @@ class Token(NamedTuple):
 
 
 def tokens_of(answer):
-    """Returns the tokens of an answer, of which only those that were not kept back have probabilities."""
+    """Returns the tokens of an answer. The server gives probabilities only for tokens that it did not hold back."""
     known = answer.get("completion_probabilities", [])
     found = []
     for number in answer["tokens"]:
@@ -140,7 +140,7 @@ class Vocabularies(Case):
         for mine, theirs in pairs:
             best = sorted(theirs.best, key=theirs.best.get)[-TOP:]
             differences = [mine.best[token] - theirs.best[token] for token in best if token in mine.best]
-            # The device lists twice as many, so most of them are there.
+            # The device lists twice as many tokens, so most of them are included.
             self.assertGreater(len(differences), TOP // 2)
             mean = sum(differences) / len(differences)
             squares += [(difference - mean) ** 2 for difference in differences]

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 as a GGUF, with what a reranker has besides: a classifier, here with random weights.
+"""all-MiniLM-L6-v2 as a GGUF, with the additional part of a reranker: a classifier, here with random weights.
 
 Names and keys are those that llama.cpp's converter writes for BERT (conversion/bert.py of llama.cpp 0.5.0).
 """
@@ -14,10 +14,10 @@ import model_file
 from project import MODELS, made_once
 
 EMBEDDING, LAYERS, HEADS, FEED_FORWARD, POSITIONS = 384, 6, 12, 1536, 512
-# Types of tokens, and of pooling. SOURCE: include/llama.h of llama.cpp 0.5.0.
+# Types of tokens and of pooling. SOURCE: include/llama.h of llama.cpp 0.5.0.
 NORMAL, CONTROL = 1, 3
 MEAN = 1
-# A token of its own name is written after this sign if it begins a word.
+# A token at the beginning of a word has this sign before its text.
 SPACE = "\u2581"
 
 PLAIN = {"embeddings.word_embeddings.weight": "token_embd.weight",
@@ -49,7 +49,7 @@ def published():
     tensors = {}
     for theirs, ours in names():
         begin, end = header[theirs]["data_offsets"]
-        # A row of PyTorch's is the fastest dimension of ggml's.
+        # PyTorch's last dimension is ggml's first, which is the fastest.
         tensors[ours] = (header[theirs]["shape"][::-1], data[start + begin:start + end])
     vocabulary = json.loads(archive.read("tokenizer.json"))["model"]["vocab"]
     return tensors, sorted(vocabulary, key=vocabulary.get)

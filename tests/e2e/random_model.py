@@ -1,4 +1,4 @@
-"""Small models of random numbers, with a token for each byte: what they say means nothing, and is the same each time."""
+"""Small models of random numbers, with a token for each byte: their texts mean nothing, and are the same each time."""
 
 import array
 import random
@@ -19,7 +19,7 @@ def vocabulary():
 
 
 def ascii_only():
-    """A request's bias against tokens that are no text: llama-server holds back what it says of those."""
+    """A request's bias against tokens that are no text: llama-server holds back its answer about those."""
     return [[vocabulary()["tokenizer.ggml.tokens"].index(f"<0x{byte:02X}>"), False] for byte in range(128, 256)]
 
 

@@ -1,6 +1,6 @@
 """The choice among solutions, written a second time and from the methods' definitions.
 
-Answers are whole numbers here: their comparison has tests of its own.
+Answers are whole numbers here: their comparison has separate tests.
 """
 
 import math
@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 
 def vote(solutions, weight):
-    """The answer with the largest sum of weights; of equal ones the one that was seen first."""
+    """The answer with the largest sum of weights; of equal ones the first one."""
     sums = OrderedDict()
     for solution in solutions:
         if solution["answer"] is not None:
@@ -30,7 +30,7 @@ AGGREGATES = {
 
 
 class Served:
-    """What a scripted server answered to a prompt, in the order of the seeds."""
+    """A scripted server's answers to a prompt, in the order of the seeds."""
 
     def __init__(self, requests, completion):
         self.completion = completion

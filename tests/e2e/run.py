@@ -25,7 +25,7 @@ class Result(unittest.TestResult):
 
 def main():
     result, tests = Result(), unittest.defaultTestLoader.loadTestsFromName(sys.argv[1])
-    # Before they run, because a class that is skipped counts as one.
+    # Counted before they run, because afterwards a skipped class counts as one.
     found = tests.countTestCases()
     tests.run(result)
     print(json.dumps({

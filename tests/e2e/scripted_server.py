@@ -1,6 +1,6 @@
 """A server with the interface of llama-server whose text follows from a hash of the request: the same on every run.
 
-It can be told to fail: to end without an answer, to answer with something else, slowly, or that it has no slot.
+It can simulate failures: to end without an answer, to answer with something else, slowly, or that it has no slot.
 
 Usage: scripted_server.py ARGUMENTS     as a program in place of llama-server, which writes its arguments, as a line of JSON
 after its process id, to the file that SCRIPTED_LOG names, and ends after SCRIPTED_ENDS requests.
@@ -39,7 +39,7 @@ def completion(prompt, seed, stop, levels=1000, ends=3):
     tokens = [{"id": 1, "token": "x", "logprob": each,
                "top_logprobs": [{"id": 1, "token": "x", "logprob": each}, {"id": 2, "token": "y", "logprob": each - 1}]}
               for each in logprobs]
-    # As llama-server: the tokens of a stop word are counted and not listed.
+    # As in llama-server, the tokens of a stop word are counted but not listed.
     return {"content": text, "tokens_predicted": len(tokens) + (why == "word"), "stop_type": why,
             "completion_probabilities": tokens}
 
@@ -55,7 +55,7 @@ def states(tokens):
 
 
 class Scripted:
-    """What the server does, and what it was asked."""
+    """The server's behaviour, and its recorded requests."""
 
     def __init__(self, slots):
         self.slots = slots
@@ -107,7 +107,7 @@ def scripted_server(slots=4, port=0, state=None):
         def reply(self, body):
             status, answer = state.answer(self.path, body)
             if status == 0:
-                # Dies: the connection ends without an answer.
+                # Simulates a crash: the connection ends without an answer.
                 self.connection.close()
                 return
             text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -123,7 +123,7 @@ def scripted_server(slots=4, port=0, state=None):
             self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
         def handle(self):
-            # The client may have been killed.
+            # The client may have been killed already.
             with suppress(OSError):
                 super().handle()
 

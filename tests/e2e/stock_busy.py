@@ -13,8 +13,8 @@ import stock
 from stocked import PROMPT, DebianStock, Stock
 
 TOKENS = 16
-# Times of one thread that the default may take, and seconds for what else the machine does. Threads that spin took over 30
-# times as long (docs/results/cost.md).
+# The default may take this many times the time of one thread, plus these seconds for the machine's other work. With threads
+# that spin it took over 30 times as long (docs/results/cost.md).
 TIMES, SECONDS = 2, 10
 
 

@@ -13,7 +13,7 @@ from harness import HEXAGON, HEXAGON_DEVICE, SIMULATED, cpu_env, device_env
 from stocked import CHIPS, DebianStock
 
 PROGRAM, TOKENS, UNET = (stock.SOURCES / f"{name}.py" for name in ("vision", "tokens", "unet"))
-# Of a text to speech.
+# The number of pieces in a text-to-speech run.
 COUNT = 100
 ERROR = 1e-4
 # With weights in Q8_0, against the same numbers in F32. Rockchip multiplies in INT8.

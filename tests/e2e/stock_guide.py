@@ -1,5 +1,6 @@
-"""A walk through docs/guide: every shell command of every page is run, on simulated devices, in a folder with nothing but what
-the page presupposes. A command that cannot run here is in one of the tables below, with its reason or with what runs it."""
+"""A walk through docs/guide: every shell command of every page is run, on simulated devices, in a folder with only the files
+that the page presupposes. A command that cannot run here is in one of the tables below, with the reason or with the test that
+runs it."""
 
 import json
 import os
@@ -22,10 +23,10 @@ from project import ROOT, TARGET
 
 GUIDE = ROOT / "docs" / "guide"
 
-# The device that a page is about; other pages get that of `HEXAGON`.
+# The device that a page describes; for other pages it is `HEXAGON`.
 CHIPS = {"rockchip.md": SIMULATED, "phone.md": HEXAGON, "snapdragon-linux.md": "hexagon-v73"}
 
-# Commands that need what no test machine has.
+# Commands that need something that no test machine has.
 NEED = {
     r"^sudo |udevadm": "root; tests/e2e/test_board.py checks the rules",
     r"^adb |/data/local/tmp|^\./ggml-npu ": "a phone; tests/e2e/test_board.py runs scripts/phone.sh with a stand-in for adb",
@@ -34,7 +35,7 @@ NEED = {
     r"^whisper-cli ": "FFmpeg's libraries; tests/e2e/test_stock.py runs libwhisper",
 }
 
-# Commands that make test or make test-all has run, and the walk begins with what they made.
+# Commands that `make test` or `make test-all` has already run. The walk starts with their results.
 MADE_BEFORE = {
     r"^make (nightly )?dsp$": "target/skel",
     r"^make plugin$": "target/plugin",
@@ -42,13 +43,13 @@ MADE_BEFORE = {
     r"^cargo build --release --locked --bin ggml-npu$": "target/release/ggml-npu",
     r"^cargo build --release --manifest-path examples/generate": "examples/generate/target",
     r"^rustup target add": "rustup's standard library for Android",
-    # tests/e2e/dist_packages.py runs these in empty folders and systems.
+    # tests/e2e/dist_packages.py runs these commands in empty folders and systems.
     r"ggml.rust.npu[-_]0\.1\.0|python text\.py|node text\.mjs|^(pip|npm) uninstall|-p \"Once upon a time,\"": "a release",
-    # scripts/fetch.py applies the patch, scripts/build.py runs cmake with these options.
+    # scripts/fetch.py applies this patch, and scripts/build.py runs cmake with these options.
     r"^cd llama\.cpp|^patch -p1|^cmake ": "llama.cpp/build",
 }
 
-# What takes the place of parts of commands: they would take minutes, or name CPUs and ports that a machine may not have.
+# Replacements in commands that would take minutes, or that name CPUs or ports which a machine may lack.
 SHORTER = {
     r"…": "-p Hello",
     r"\bllama-cli .*": r"\g<0> -n 4 -c 512 -st",
@@ -62,15 +63,15 @@ SHORTER = {
     r"(samples\.jsonl) -n 16": r"\1 -n 2 --max-tokens 16",
 }
 
-# A choice is put in front of the command above it in a page, so it is a setting and not a command.
+# A variable setting in a page is a choice to be put in front of the command above it, not a command.
 SETTING = re.compile(r"^(GGML_RUST_NPU_\w+=('[^']*'|\"[^\"]*\"|\S+)\s*)$")
 
 
-# Pages whose programs are Debian's, and which.
+# Pages that use Debian's programs, and which ones.
 OF_DEBIAN = {"programs.md": ["llama-cli", "llama-bench"],
              "encoders.md": ["llama-mtmd-cli", "llama-server", "llama-embedding"]}
 
-# Two chunks of 512 tokens, the least that llama-imatrix takes.
+# Two chunks of 512 tokens, the least that llama-imatrix accepts.
 TEXT_CHARACTERS = 8000
 PROBLEM = {"id": "1", "question": "What is 2 + 2?", "answer": "4"}
 
@@ -101,7 +102,7 @@ class Walk(Case):
         cls.plugin = build.plugin()
         cls.tool = build.release_tool()
         cls.model_file = models.variant("Q8_0")
-        # docs/guide/quantizing.md and programs.md say how these are made; other pages name them.
+        # docs/guide/quantizing.md and programs.md say how to make these files, and other pages use them.
         scratch = tempfile.TemporaryDirectory()
         cls.addClassCleanup(scratch.cleanup)
         cls.given = Path(scratch.name)
@@ -115,7 +116,7 @@ class Walk(Case):
             project.run([project.binary(program), *args], LOGS / f"guide-{program}.log", env, cls.given)
 
     def prepare(self, folder):
-        """What the pages presuppose: a checkout in which everything is built, a model, and the programs in PATH."""
+        """The files that the pages presuppose: a checkout in which everything is built, a model, and the programs in PATH."""
         for name in ("dist", "docs", "scripts"):
             (folder / name).symlink_to(ROOT / name)
         target = folder / "target"
@@ -157,7 +158,7 @@ class Walk(Case):
             release = folder / "examples" / "generate" / "target" / "release"
             release.mkdir(parents=True)
             (release / "generate").symlink_to(example)
-        # These look for the CPU's backend in the current folder.
+        # These programs look for the CPU backend in the current folder.
         for library in program.folder.glob("*.so"):
             (folder / library.name).symlink_to(library)
         for name in OF_DEBIAN[page]:
@@ -177,7 +178,7 @@ class Walk(Case):
             for pattern, shorter in SHORTER.items():
                 text = re.sub(pattern, shorter, text)
             if text.startswith("llama-server "):
-                # It serves the commands after it.
+                # The server answers the commands that come after it.
                 lines += ["[ -z \"$SERVER\" ] || { kill $SERVER; wait $SERVER; }", f"{text} >server.txt 2>&1 & SERVER=$!",
                           "until curl -sf http://127.0.0.1:$PORT/health >/dev/null; do kill -0 $SERVER || exit; sleep 1; done"]
                 continue

@@ -7,7 +7,7 @@ from harness import HEXAGON_DEVICE, Case, cpu_env, device_env
 import build
 from stocked import CHIPS, PROMPT
 
-# llama-cpp-2's CPU backend is compiled for any x86-64, so its rounding differs where the CPU computes attention.
+# llama-cpp-2's CPU backend is compiled for any x86-64, so it rounds differently where the CPU computes attention.
 TOKENS = 16
 
 

@@ -5,8 +5,8 @@ from harness import HEXAGON_DEVICE, Case, device_env
 import build
 from stocked import CHIPS, PROMPT, TOKENS
 
-# On Rockchip the CPU computes attention of single tokens. It is compiled with less optimization here, so its rounding
-# differs, and later tokens may.
+# On Rockchip the CPU computes the attention of single tokens. It is compiled with less optimization here, so it rounds
+# differently, and later tokens may differ.
 TOKENS_WITH_CPU = 16
 
 

@@ -1,4 +1,4 @@
-"""What the tests of stock programs share: the plugin, and how to run the programs with it."""
+"""Code that the tests of stock programs share: the plugin, and running the programs with it."""
 
 import json
 import math

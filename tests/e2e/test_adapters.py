@@ -1,4 +1,4 @@
-"""LoRA adapters and control vectors change what a model on the device says as they change it on the CPU, and cut no graph."""
+"""LoRA adapters and control vectors change a model's text on the device as they do on the CPU, and cut no graph."""
 
 import random
 import tempfile
@@ -10,10 +10,11 @@ from harness import HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, cpu_env, device_en
 
 PROMPT = "Once upon a time, in a small village by the sea,"
 TOKENS = 8
-# SmolLM2-135M: elements of an embedding, of all keys of a token, of the hidden layer; blocks.
+# Sizes of SmolLM2-135M: an embedding, all keys of a token, the hidden layer; and the number of blocks.
 EMBEDDING, KEYS, HIDDEN, LAYERS = 576, 192, 1536, 30
 RANK = 8
-# Two programs' logarithms of the likeliest tokens' probabilities; the adapters change them by more than CHANGE.
+# The likeliest tokens' log-probabilities of two programs differ by at most DIFFERENCE. The adapters change them by more than
+# CHANGE.
 DIFFERENCE, CHANGE = 0.05, 0.2
 
 
@@ -35,7 +36,7 @@ def lora(path):
 
 def control_vector(path):
     numbers = random.Random(4)
-    # The first block has none.
+    # The first block has no direction.
     tensors = {f"direction.{layer}": ([EMBEDDING], [numbers.gauss(0, 0.5) for _ in range(EMBEDDING)])
                for layer in range(1, LAYERS)}
     model_file.write(path, {"general.architecture": "controlvector", "controlvector.model_hint": "llama",
@@ -45,7 +46,7 @@ def control_vector(path):
 
 class Adapters(Case):
     def model(self):
-        # Neither the CPU nor the devices round activations to 8 bits.
+        # With F16, neither the CPU nor the devices round activations to 8 bits.
         return models.variant("F16")
 
     def likely(self, env, name, *args):

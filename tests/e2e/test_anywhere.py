@@ -18,8 +18,8 @@ import test as script
 from project import ROOT
 
 E2E = ROOT / "tests" / "e2e"
-# Programs of the machine that tests start: those that README names, and what each Linux system has. Of the others a test
-# says that they are missing.
+# Programs that tests start: those that README names, and those that each Linux system has. If another program is missing, its
+# test says so.
 NAMED = {"git", "cargo", "rustc", "rustup", "gcc", "g++", "cc", "make", "python3"}
 BASIC = {"sh", "env", "true"}
 SKIPPED_WITHOUT = {"unshare", "systemd-analyze", "node", "npm", "apt-get", "dpkg-deb", "clang", "/bin/true"}
@@ -28,7 +28,7 @@ WITH_GCC = {"readelf", "nm"}
 
 
 def python(code, **settings):
-    """What Python prints in tests/e2e with more variables."""
+    """The output of Python in tests/e2e with more variables."""
     done = subprocess.run([sys.executable, "-c", code], cwd=E2E, env={**os.environ, **settings}, stdout=subprocess.PIPE,
                           text=True, check=True)
     return done.stdout.split()
@@ -96,7 +96,8 @@ class Expired(unittest.TestCase):
         self.assertIn('Acquire::Check-Valid-Until "false";', settings)
 
 
-# Programs in place of llama-server: one that ends, one whose handler does not return, one that does not end although it did.
+# Programs in place of llama-server: one that ends, one whose signal handler does not return, and one that goes on after the
+# signal.
 ENDS = "import time; time.sleep(600)"
 HANGS_IN_HANDLER = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); time.sleep(600)"
 HANGS = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: time.sleep(600)); time.sleep(600)"

@@ -7,7 +7,8 @@ from harness import Case, device_env
 import fetch
 import models
 
-# Results of the scores' product (M = 256 rows, K = 64 elements of a head) are wrong: the CPU has attention from then on.
+# This fault makes the results of the scores' product (M = 256 rows, K = 64 elements of a head) wrong. The CPU then computes
+# attention.
 WRONG = "rknn_matmul_run:M256K64=0"
 
 

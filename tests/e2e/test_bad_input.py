@@ -10,12 +10,12 @@ from harness import DEVICE, PLAIN_LOG, Case, cpu_env, device_env, free_port, our
 PROMPT = "The sea is"
 TOKENS = 8
 
-# The words of a prompt of 60 tokens.
+# The words of a prompt that has 60 tokens.
 LONG_PROMPT = ("The sea is wide and the wind is cold, and the old man in the boat looks at the gulls that fly over the waves. "
                "He thinks of the harbour, of the lamps in the windows, and of the bread that his wife has put on the table "
                "for him")
 
-# Calls that the device needs before it can be offered at all, and calls far behind that.
+# Calls that the device needs before it can be offered at all, and calls that come much later.
 START_FAULTS = ["rknn_matmul_create:1=-1", "rknn_create_mem:1=-1", "rknn_matmul_run:1=-1", "rknn_query:1=-1",
                 "rknn_matmul_set_io_mem:1=-1", "rknn_matmul_set_core_mask:1=-1"]
 LATE_FAULTS = ["rknn_matmul_create:81+=-1",
@@ -25,7 +25,7 @@ LATE_FAULTS = ["rknn_matmul_create:81+=-1",
 
 class BadInput(Case):
     def text(self, env):
-        """What a run without trouble generates."""
+        """The text of a run without faults."""
         return self.complete(PROMPT, TOKENS, env).out
 
     def bench(self, model, **settings):
@@ -84,8 +84,7 @@ class BadInput(Case):
     def test_call_that_fails_later(self):
         for fault in LATE_FAULTS:
             with self.subTest(fault):
-                # A call that failed once and would work again counts as well: the device stays out of use, because
-                # nobody knows what the failed call left behind.
+                # A failed call loses the device even if it would work again, because its effect on the NPU is unknown.
                 done = self.bench(self.model(), GGML_RUST_NPU_SIM_FAULTS=fault)
                 self.assertNotEqual(done.code, 0, "the run succeeded")
                 causes = [line for line in our_lines(done.log) if fault.split(":")[0] in line]
@@ -93,7 +92,7 @@ class BadInput(Case):
                 self.assertIn("MUL_MAT", causes[0])
 
     def test_context_that_is_refused_once(self):
-        # Nothing has run on it, and the code may stand for a lack of memory: it is asked for again.
+        # Nothing has run on the NPU yet, and the code may mean a lack of memory, so the call is repeated.
         fault = device_env(GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_create:81=-1")
         self.assertEqual(self.text(fault), self.text(device_env()))
 
@@ -130,9 +129,9 @@ class BadInput(Case):
             self.assertIsNone(running.process.poll(), "llama-server ended")
 
     def test_memory_that_ends_while_weights_load_fails_the_load(self):
-        """The model was loaded all the same, after a line for each weight, and each request was an error."""
+        """The model was loaded nevertheless, after a line for each weight, and each request was an error."""
         fault = device_env(GGML_RUST_NPU_SIM_FAULTS="rknn_create_mem_from_fd:60+=-4")
-        # A server that serves would run until the time is over.
+        # A server that starts would run until the time is over.
         done = self.run_tool("llama-server", "-m", self.model(), "--host", "127.0.0.1", "--port", free_port(), "-fit", "off",
                              "--no-webui", *PLAIN_LOG, env=fault, timeout=60)
         self.assertNotEqual(done.code, 0)

@@ -1,4 +1,4 @@
-"""The files for boards and phones: the unit and the rules are well-formed, and phone.sh calls adb as the guide says."""
+"""The files for boards and phones: the unit and the rules are well-formed, and phone.sh calls adb as described in the guide."""
 
 import os
 import re
@@ -13,8 +13,8 @@ from project import ROOT
 
 BOARD = ROOT / "dist" / "board"
 
-# Writes down its arguments, and runs what the phone's shell would. As adb, it copies several files only into a folder that is
-# there.
+# A stand-in for adb: it records its arguments and runs the phone's shell commands here. As adb, it copies several files only
+# into a folder that exists.
 ADB = """#!/bin/sh
 printf '%s\\n' "$*" >>"$ADB_LOG"
 command=$1 && shift
@@ -29,7 +29,7 @@ for argument; do echo "[$argument]"; done
 """
 
 
-# The service of Debian's package llama.cpp-services 0.7.0, with a program that every machine has.
+# The service of Debian's package llama.cpp-services 0.7.0, changed to run a program that every machine has.
 DEBIANS = """[Service]
 User=_llama-server
 Group=_llama-server
@@ -51,11 +51,11 @@ class Board(Case):
         self.root = Path(scratch.name)
 
     def verified(self, unit):
-        """What systemd says of a unit, with the drop-ins beside it."""
+        """systemd's messages about a unit with its drop-ins."""
         if shutil.which("systemd-analyze") is None:
             self.skipTest("systemd-analyze is not installed")
         done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)
-        # Lines about other units of this machine do not name the file.
+        # Lines about other units of this machine do not name this file.
         return [line for line in done.stderr.splitlines() if "llama-server" in line or "npu.conf" in line]
 
     def test_unit_is_one_that_systemd_accepts(self):
@@ -65,7 +65,7 @@ class Board(Case):
         (self.root / "llama-server.service").write_text(DEBIANS, encoding="utf-8")
         shutil.copytree(BOARD / "llama-server.service.d", self.root / "llama-server.service.d")
         self.assertEqual(self.verified(self.root / "llama-server.service"), [])
-        # The same with a key that systemd does not know shows that it reads the drop-in.
+        # A key that systemd does not know must cause a warning, which proves that systemd reads the drop-in.
         with open(self.root / "llama-server.service.d" / "npu.conf", "a", encoding="utf-8") as file:
             file.write("LimitNOFILES=1\n")
         self.assertIn("LimitNOFILES", "".join(self.verified(self.root / "llama-server.service")))

@@ -1,4 +1,4 @@
-"""scripts/build.py configures again what CMake would otherwise build with other options or from another source."""
+"""scripts/build.py configures a build again if CMake would otherwise use old options or another source."""
 
 import tempfile
 import unittest

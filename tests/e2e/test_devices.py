@@ -12,7 +12,7 @@ LISTING = ["llama-cli", "llama-completion", "llama-server", "llama-bench", "llam
 
 class Devices(Case):
     def shown(self, name, *args, env):
-        """What a program prints, without the name of this checkout's folder, which may be any."""
+        """The output of a program, without the name of this checkout's folder, which varies."""
         return self.succeed(name, *args, env=env).all.replace(str(ROOT), "")
 
     def check(self, name, *args):

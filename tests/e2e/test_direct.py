@@ -11,19 +11,19 @@ from project import ROOT, TARGET
 
 SETTINGS = {"GGML_RUST_NPU_RKNN": "direct", "GGML_RUST_NPU_CHIP": "rk3588"}
 
-# Products in FP16 and INT8, with few and many rows, and with experts: 54 of them.
+# 54 products in FP16 and INT8, with few and many rows, and with experts.
 PRODUCTS = r"type_a=(f16|q8_0|q4_K),type_b=f32,(m=16,n=(1|9),k=(256|1024),|n_mats=4,n_used=2,b=0,m=512,n=(1|32),k=256)"
 MIN_PRODUCTS = 53
 
 
 class Direct(Case):
-    # The variable that makes the loop emulate it, and what a device calls it.
+    # The variable that makes the loop emulate this driver, and the driver's name in a device's description.
     KERNEL = ("RKNN_LOOP_STRICT", "1")
     DRIVER = r"0\.9\.8"
 
     @classmethod
     def setUpClass(cls):
-        # Its `open` and `ioctl` answer for the driver's node as the driver would.
+        # The loop replaces `open` and `ioctl`, and answers for the driver's node.
         project.run(["cargo", "build", "--locked", "--package", "rknn-loop", "--target-dir", TARGET],
                     LOGS / "direct-build.log", cwd=ROOT)
         loop = TARGET / "debug" / "librknn_loop.so"
@@ -33,7 +33,7 @@ class Direct(Case):
         listed = self.succeed("llama-completion", "--list-devices", env=cpu_env(**self.emulated)).all
         self.assertRegex(listed, rf"{DEVICE}: Rockchip RK3588 NPU, streams-\S+, driver {self.DRIVER} \(")
         prompt = "Once upon a time, in a small village,"
-        # Sums of INT8 are exact. Those of FP16 have another order than the stand-in's.
+        # INT8 sums are exact. FP16 sums are in another order than the stand-in's, so INT8 is used.
         rules = {"GGML_RUST_NPU_RULES": ".*=int8"}
         text = self.complete(prompt, 12, cpu_env(**self.emulated, **rules)).out
         self.assertEqual(text, self.complete(prompt, 12, device_env(**rules)).out)

@@ -16,10 +16,10 @@ SENTENCES = ["A man is playing a guitar on the street.", "Someone makes music ou
              "Bread dough must rest before it is baked.", "x",
              "A long sentence, which is about nothing in particular, goes on and on, so that it has more tokens than the "
              "others, and so that products have more rows than fit into one tile of thirty-two."]
-# Of each of the first sentences, the one that says the same.
+# For each of the first sentences, the one with the same meaning.
 PAIRS = {0: 1, 1: 0, 2: 3, 3: 2}
 LEAST_COSINE = 0.9999
-# Of a text of 2,000 tokens.
+# The lowest cosine for a text of 2,000 tokens.
 LEAST_COSINES = {HEXAGON: 0.9999, SIMULATED: 0.999}
 LONG = 2000
 

@@ -1,4 +1,4 @@
-"""What is fetched is checked: a damaged file is refused with both sums, and half a file is never taken for a whole one."""
+"""Fetched files are checked: a damaged file is refused with both sums, and an incomplete file is never used."""
 
 import base64
 import hashlib
@@ -162,8 +162,8 @@ class Fetch(unittest.TestCase):
         self.assertEqual(sorted(tree.rglob("*")), before)
 
 
-# In place of Python: makes a venv of three files, as `python3 -m venv --clear FOLDER` does, and writes down that it did. What
-# another one makes at the same time is spoilt.
+# A stand-in for Python. It makes a venv of three files, as `python3 -m venv --clear FOLDER` does, and records that it did. If
+# another one makes the same venv at the same time, both are spoilt.
 PYTHON = """#!/bin/sh
 echo made >>{log}
 rm -rf "$4" && mkdir -p "$4/bin" "$4/lib/pip" && sleep 0.1
@@ -179,7 +179,7 @@ chmod +x "$4/bin/pip"
 
 
 class Environment(unittest.TestCase):
-    """target/tools, with a stand-in for what makes it."""
+    """target/tools, with a stand-in for Python, which makes it."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -228,7 +228,7 @@ class Environment(unittest.TestCase):
         self.assert_made(2)
 
 
-# A build backend in the package itself, which needs nothing from an index: pip runs each of its functions.
+# A build backend inside the package, so that no index is needed. pip runs each of its functions.
 BACKEND = """
 import pathlib
 pathlib.Path({marker!r}).write_text("ran")
@@ -348,7 +348,7 @@ class Index(unittest.TestCase):
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Answers as the server's `answer` says: a code, headers, and a body; writes down who asked for what."""
+    """Answers with the code, headers and body of the server's `answer`; records the requests."""
 
     def do_GET(self):
         self.server.asked.append((self.path, self.headers["Authorization"]))
@@ -364,7 +364,7 @@ class Answers(BaseHTTPRequestHandler):
 
 
 class Transfer(unittest.TestCase):
-    """What an index and the way to it can do to a download."""
+    """Faults of an index, and of the network, in a download."""
 
     NAME = "some-1.0.tar.gz"
     PAGE = f'<a href="/files/{NAME}">{NAME}</a>'.encode()
@@ -430,7 +430,7 @@ class Transfer(unittest.TestCase):
 
 
 class Machine(unittest.TestCase):
-    """Nothing is installed on the machine unless the user says so."""
+    """Nothing is installed on the machine unless the user requests it."""
 
     def installs(self, **variables):
         variables = {"INSTALL": "", "CI": "", **variables}

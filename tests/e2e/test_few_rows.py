@@ -7,15 +7,15 @@ from harness import DEVICE, Case, cpu_env, device_env
 TOKENS = 48
 PROMPT = "Once upon a time, in a small village by the sea,"
 
-# One token at a time in the prompt as well, and attention as it is beside a device.
+# The prompt is also computed one token at a time, with the attention that is used with a device.
 DECODE_ONLY = ["-ub", 1, "-fa", "off"]
 
 
 class FewRows(Case):
     def test_decode_is_the_cpu_backends_to_the_letter(self):
-        # Weights that the CPU backend repacks for itself would meet another kernel.
+        # Without repacking: weights that the CPU backend repacks would use another kernel.
         want = self.complete(PROMPT, TOKENS, cpu_env(), *DECODE_ONLY, "--no-repack").out
-        # Any run of the device after its self-test would end the program.
+        # The fault ends the program if the device runs after its self-test.
         env = device_env(GGML_RUST_NPU_MIN_M="2", GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_run:100+=-1")
         done = self.complete(PROMPT, TOKENS, env, *DECODE_ONLY, "-v")
         self.assertIn(f"{DEVICE}_PACKED model buffer size", done.log)
@@ -24,7 +24,7 @@ class FewRows(Case):
 
     def test_the_device_computes_what_has_enough_rows(self):
         env = device_env(GGML_RUST_NPU_MIN_M="2", GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_run:100+=-1")
-        # llama-completion would lose its last log lines when it fails.
+        # llama-bench, because llama-completion loses its last log lines when it fails.
         done = self.run_tool("llama-bench", "-v", "-m", self.model(), "-p", 8, "-n", 8, "-r", 1, env=env)
         self.assertNotEqual(done.code, 0)
         self.assertRegex(done.log, r"(?m)^ggml-rust-npu: .*rknn_matmul_run")

@@ -1,7 +1,7 @@
 """llama.cpp's -fit shortens a context that does not fit into the machine's memory, which devices report once in all.
 
-A random model says that it was trained with 131072 tokens; the machine of the simulated devices has as much memory as the test
-says (GGML_RUST_NPU_SIM_MEMORY).
+A random model's metadata says that it was trained with 131072 tokens. The test sets the memory of the simulated devices'
+machine (GGML_RUST_NPU_SIM_MEMORY).
 """
 
 import re
@@ -12,17 +12,17 @@ import random_model
 from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, device_env, listed_devices, server
 from stocked import DebianStock
 
-# Embedding, hidden size of the feed-forward network, heads.
+# The embedding, the feed-forward network's hidden size, and the number of heads.
 SIZES = 512, 2560, 8
 TRAINED = 131072
-# What -fit leaves free on each device, and the shortest context that it makes, unless it is told another.
+# What -fit leaves free on each device, and the shortest context that it chooses by default.
 MARGIN_MIB, SHORTEST = 1024, 4096
-# Room for the model and a part of its caches and results.
+# Room for the model and for a part of its caches and results.
 ROOM_MIB, MORE_MIB = 250, 375
-# The room in which all of it fits.
+# Enough room for everything.
 MUCH_MIB = 32 * 1024
 
-# llama.cpp would measure attention on Rockchip without it, whose results take gigabytes.
+# Without this option llama.cpp would measure attention on Rockchip, whose results take gigabytes.
 ATTENTION = ["-fa", "on"]
 
 
@@ -45,7 +45,7 @@ class Fit(Case):
         return int(re.search(r"-c (\d+)", shown).group(1))
 
     def takes_mib(self, environment, device, context):
-        """What model, context and results take of a device."""
+        """The memory of a device that model, context and results use."""
         shown = self.succeed("llama-fit-params", "-m", self.random_model, *ATTENTION, "-c", context, "-fitp", "on",
                              env=environment).out
         return sum(map(int, re.search(rf"(?m)^{device} ((?:\d+ )+)$", shown).group(1).split()))
@@ -59,7 +59,7 @@ class Fit(Case):
                 self.assertLess(little, more)
                 self.assertLess(more, TRAINED)
                 self.assertEqual(much, TRAINED)
-                # The fit is no looser than a tenth, which it could not be without the caches.
+                # At least nine tenths of the room are used, which is impossible if caches are not counted.
                 used = self.takes_mib(env(chip, ROOM_MIB), device, little)
                 self.assertTrue(0.9 * ROOM_MIB < used <= ROOM_MIB, used)
 
@@ -68,7 +68,7 @@ class Fit(Case):
 
     def test_sessions_share_one_memory(self):
         one = self.fitted(env(HEXAGON, ROOM_MIB))
-        # Twice the margin, and less for layers that do not divide evenly.
+        # Twice the margin, less the unused part when layers do not divide evenly.
         two = self.fitted(env(HEXAGON, ROOM_MIB, sessions=2, devices=2))
         self.assertTrue(SHORTEST < two <= one, (two, one))
 
@@ -82,7 +82,7 @@ class Fit(Case):
                 sizes = [tuple(map(int, pair)) for pair in re.findall(r"\((\d+) MiB, (\d+) MiB free\)", shown)]
                 self.assertEqual(len(sizes), len(names), shown)
                 for of_all in map(sum, zip(*sizes)):
-                    # Each is rounded down.
+                    # Each number is rounded down.
                     self.assertTrue(0 <= MARGIN_MIB + ROOM_MIB - of_all < len(names), sizes)
 
     def test_a_server_without_a_context_has_one_that_fits(self):

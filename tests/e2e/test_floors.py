@@ -1,4 +1,4 @@
-"""scripts/test.py fails where tests or cases were lost: its floors are within 2 % of what is there."""
+"""scripts/test.py fails where tests or cases were lost: its floors are within 2 % of the real numbers."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ import test as script
 from project import ROOT
 
 E2E = ROOT / "tests" / "e2e"
-# The least part of a count that a floor may be.
+# A floor may not be below this part of the count.
 CLOSE = 0.98
 
 TWO_SKIPPED = """import unittest
@@ -34,7 +34,7 @@ class Skipped(unittest.TestCase):
 
 class Floors(unittest.TestCase):
     def tally(self, step, answer):
-        """The tally of a step, in which each program prints what `answer` says for its arguments."""
+        """The tally of a step in which each program prints the result of `answer` for its arguments."""
         tally = script.Tally()
 
         def capture(name, args, *_):

@@ -20,7 +20,7 @@ class Generation(Case):
             served = running.complete(PROMPTS[1], TOKENS)
         alone = self.complete(PROMPTS[1], TOKENS, device_env()).out
         self.assertGreater(len(served), TOKENS)
-        # The program ends its output with line breaks of its own.
+        # The program adds line breaks at the end of its output.
         self.assertEqual(alone.rstrip("\n"), served.rstrip("\n"))
 
     def one_by_one_and_at_once(self, env, name):
@@ -34,7 +34,8 @@ class Generation(Case):
         return single, together
 
     def test_parallel_requests_get_the_texts_of_single_ones(self):
-        # Attention of few tokens runs on the CPU backend, whose results depend on the batch, and of more on the NPU.
+        # The CPU backend computes attention of few tokens, with results that depend on the batch; the NPU computes it for more
+        # tokens.
         same = [self.assert_same_or_tied(*pair) for pair in zip(*self.one_by_one_and_at_once(device_env(), "server-parallel"))]
         print(f"{sum(same)} of {len(same)} texts are those of single requests, the others part at a tie")
         self.assertTrue(any(same))

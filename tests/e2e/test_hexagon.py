@@ -1,4 +1,5 @@
-"""The simulated Hexagon NPU in llama.cpp's programs: seen, used, beside the other family, and failing in good order."""
+"""The simulated Hexagon NPU in llama.cpp's programs: listed, used, together with the other family, and failing in a
+controlled way."""
 
 import re
 import tempfile
@@ -13,11 +14,11 @@ from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, Case, cpu_env, device_env, 
 PROMPT = "Once upon a time, in a small village by the sea,"
 TOKENS = 32
 
-# What keeps the device from starting, and what the one error line says then.
+# Faults that keep the device from starting, and the text of the single error line for each.
 START_FAULTS = {"remote_handle64_open:1=0x80000406": "AEE_EUNABLETOLOAD", "remote_session_control:2=20": "unsigned",
                 "rpcmem_alloc:1+=-1,rpcmem_alloc2:1+=-1": "rpcmem_alloc", "remote_handle64_invoke:1=0x8000040e": "start",
                 "dsp:1=corrupt": "the DSP failed", "dsp:1=hang": "has not answered", "dsp:1=lost": "AEE_E"}
-# What happens in the middle of computing: the self-test has 157 submissions, each token one.
+# Faults in the middle of computing. The self-test has 157 submissions, and each token one.
 LATE_FAULTS = {"dsp:165=corrupt": "the DSP failed", "dsp:165=badring": "the DSP failed", "dsp:165=lost": "HEX0",
                "dsp:165=hang": "has not answered"}
 
@@ -27,7 +28,7 @@ class Hexagon(Case):
 
     @cached_property
     def shared_caches(self):
-        """A small Gemma 4, whose layers 4 and 5 have no caches of their own."""
+        """A small Gemma 4, whose layers 4 and 5 share the caches of others."""
         folder = self.enterContext(tempfile.TemporaryDirectory())
         return vocabularies.model("gemma4small", Path(folder))
 
@@ -100,7 +101,7 @@ class Hexagon(Case):
             self.assertIn(f"{device}_PACKED model buffer size", log)
 
     def test_two_npus_give_the_text_of_one(self):
-        # Weights in F16: a part of a row is not rounded as the row is.
+        # Weights in F16, so that a part of a row is rounded exactly as the whole row.
         model = models.variant("F16")
         expected = self.complete(PROMPT, TOKENS, self.env(), model=model).out
         for chips, mode in [(HEXAGON, "tensor"), (f"{HEXAGON},{HEXAGON}", "layer"), (f"{HEXAGON},{HEXAGON}", "tensor")]:
@@ -115,7 +116,7 @@ class Hexagon(Case):
         self.assertIn("All threads finished without errors", done.all)
 
     def env_of(self, fault):
-        # On a busy machine, a DSP that only fails must not seem to hang.
+        # A DSP that hangs gets a short time-out; one that only fails must not seem to hang on a busy machine.
         return self.env(GGML_RUST_NPU_SIM_FAULTS=fault, GGML_RUST_NPU_TIMEOUT="1" if fault.endswith("hang") else "30")
 
     def test_what_keeps_it_from_starting_is_one_line(self):

@@ -1,4 +1,4 @@
-"""A static ggml that CMake installed has the archive of Rust code beside the backend's library, and find_package links both."""
+"""A static ggml that CMake installed has the archive of Rust code next to its library, and find_package links both."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ from harness import Case
 import fetch
 from project import ROOT, tool_env
 
-# In place of ggml: its function for backends without their sources, and from ggml's own file the part that makes the package.
+# A stand-in for ggml: its function for backends, without their sources, and the part of ggml's file that makes the package.
 GGML = """
 cmake_minimum_required(VERSION 3.14)
 project(ggml C)
@@ -53,7 +53,7 @@ class Installed(Case):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.root = Path(scratch.name)
-        # CMake may be this checkout's own, which a clone with linked programs has not installed.
+        # CMake may be the one that this checkout installs, which a clone with linked programs has not.
         fetch.tools()
         for name, text in SOURCES.items():
             (self.root / name).parent.mkdir(exist_ok=True)
@@ -80,7 +80,7 @@ class Installed(Case):
         self.cmake("ggml", f"-DGGML_RUST_NPU_DIR={ROOT}", f"-DGGML_RUST_NPU_LIB={self.root / 'libprebuilt.a'}",
                    "-DBUILD_SHARED_LIBS=OFF", f"-DCMAKE_INSTALL_PREFIX={prefix}")
         self.succeed_in_root("cmake", "--install", "ggml-build")
-        # As a package is, which is built in one place and used in another.
+        # Moved, because a package is built in one place and used in another.
         moved = prefix.rename(self.root / "moved")
         self.cmake("program", f"-DCMAKE_PREFIX_PATH={moved}")
         self.assertEqual(self.run_command("program", [self.root / "program-build" / "program"], tool_env()).code, 42)

@@ -1,5 +1,5 @@
-"""Packed weights' own bytes are out of memory unless GGML_RUST_NPU_KEEP=on asks for them, and no result depends on it; on
-Hexagon a model takes no more memory than its file."""
+"""ggml's bytes of packed weights are not kept in memory, except with GGML_RUST_NPU_KEEP=on, and no result depends on that. On
+Hexagon a model needs no more memory than its file."""
 
 import re
 from pathlib import Path
@@ -13,8 +13,8 @@ PROMPT = "The capital of France is"
 
 class Keep(Case):
     def run_with(self, keep):
-        """The text, and the memory of its own that the program had at the end of its load, in KiB."""
-        # The server stays until it is told to end, so it can be looked at.
+        """The text, and the program's private memory at the end of its load, in KiB."""
+        # The server runs until the test ends it, so its memory can be read.
         env = device_env(GGML_RUST_NPU_KEEP=keep) if keep else device_env()
         with server(self.model(), env, "-c", 512, "-np", 1, name=f"server-keep-{keep or 'default'}") as running:
             text = running.complete(PROMPT, 32)
@@ -27,7 +27,7 @@ class Keep(Case):
         self.assertEqual(released_text, text)
         size = self.model().stat().st_size // 1024
         print(f"anonymous memory: {kib} KiB, without kept bytes {released_kib} KiB; the model has {size} KiB")
-        # Embeddings that are read row by row stay with the CPU, and weights give back whole blocks of 64 KiB.
+        # The CPU keeps embeddings, which are read row by row. Weights give back whole blocks of 64 KiB.
         self.assertLess(released_kib, kib - size // 2)
 
     def test_a_file_of_k_quants_takes_its_own_size_on_hexagon(self):

@@ -23,7 +23,8 @@ class Divergence(Case):
                 with self.subTest(row.kind):
                     print(kld.line(row), flush=True)
                     self.assertLessEqual(row.device.divergence, row.limit)
-                    # A divergence of nothing from itself would pass any limit, as would the CPU's if it computed instead.
+                    # A divergence of 0 would pass any limit. It would mean that the CPU computed, or that a model was compared
+                    # with itself.
                     self.assertGreater(row.device.divergence, 0)
                     self.assertNotEqual(row.device, row.cpu)
 
@@ -32,10 +33,10 @@ class Divergence(Case):
 
 
 class Verdict(Case):
-    """What kld.py says of numbers, which need no model."""
+    """kld.py's verdict on numbers; no model is needed."""
 
     def run_script(self, divergence, *formats, **arguments):
-        """What it prints and its Problem, None if there is none."""
+        """Its output and its Problem, or None."""
         device = kld.Result(divergence, 0.0001, 99.0, 12.0)
         out, arguments = io.StringIO(), [word for name, value in arguments.items() for word in (f"--{name}", value)]
         with mock.patch.object(kld, "divergence", return_value=device), mock.patch.object(kld, "perplexity"), \

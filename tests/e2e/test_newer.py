@@ -36,12 +36,12 @@ class Newer(DebianStock):
         shown = subprocess.run(["readelf", "--wide", "--dyn-syms", self.folder / LIBRARY], capture_output=True, text=True,
                                check=True).stdout
         (row,) = [row.split() for row in shown.splitlines() if re.search(rf" {name}(@|$)", row)]
-        # The code of this library lies in the file where it lies in memory.
+        # In this library the code has the same offset in the file as in memory.
         start = int(row[1], 16)
         self.edit(old, new, start, start + int(row[2], 0))
 
     def claim(self, version):
-        """Has the library say that it is of another version."""
+        """Makes the library report another version."""
         self.edit(b"\x000.27.0\x00", b"\x00" + version.encode().ljust(6, b"\x00") + b"\x00")
 
     def run_newer(self, name, *args, **settings):
@@ -56,7 +56,7 @@ class Newer(DebianStock):
         return self.run_newer("llama-bench", "--list-devices", **settings).all
 
     def refused(self, *words, **settings):
-        """Checks that there is no device, and one line with words."""
+        """Checks that there is no device, and one line with `words`."""
         shown = self.devices(**settings)
         lines = our_lines(shown)
         self.assertEqual(len(lines), 1, shown)
@@ -80,7 +80,7 @@ class Newer(DebianStock):
                     "llama-completion", "-m", self.model(), "-p", PROMPT, "-n", TOKENS, "-c", 512, "--temp", 0, "--seed", 1,
                     "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off", *PLAIN_LOG, "-v"))
                 self.assertEqual(done.out.rstrip("\n"), expected)
-                # This log has a letter for the level before each line.
+                # This log has a letter for the level in front of each line.
                 warnings = [line for line in done.log.splitlines() if "ggml-rust-npu: this program has ggml" in line]
                 self.assertEqual(len(warnings), 1, done.log[-2000:])
                 self.assertRegex(warnings[0], rf"ggml {re.escape(version)}, .*ggml-rust-npu \d.*0\.21 to 0\.27")
@@ -97,7 +97,7 @@ class Newer(DebianStock):
 
     def test_another_struct_is_refused(self):
         self.claim("0.28.0")
-        # The device of a type of buffers, 8 bytes further on: mov 0x40(%rdi),%rax.
+        # Moves the device of a buffer type by 8 bytes: mov 0x40(%rdi),%rax.
         self.edit_function("ggml_backend_buft_get_device", b"\x48\x8b\x47\x40", b"\x48\x8b\x47\x48")
         self.refused("0.28.0", "another ggml_backend_buffer_type")
 
@@ -105,7 +105,7 @@ class Newer(DebianStock):
         self.claim("0.28.0")
         proven = self.claimed("CONCAT")
         self.assertTrue(any("dim=1" in case for case in proven), proven)
-        # The dimension goes into the second word of the parameters: mov %r12d,0x54(%rax).
+        # Moves the dimension to the next word of the parameters: mov %r12d,0x54(%rax).
         self.edit_function("ggml_concat", b"\x44\x89\x60\x54", b"\x44\x89\x60\x58")
         moved = self.claimed("CONCAT")
         self.assertFalse(any(re.search(r"dim=[1-3]", case) for case in moved), moved)

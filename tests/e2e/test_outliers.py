@@ -53,7 +53,7 @@ class Outliers(Case):
                 LOGS / "outliers-imatrix.log", cpu_env())
             sums = [max(array.array("f", data)) for name, (_, data) in Reader(statistics).tensors().items()
                     if name.endswith("ffn_down.weight.in_sum2")]
-        # The largest input of a column is at least the root mean square of all.
+        # A column's largest input is at least the root mean square of all its inputs.
         self.assertGreater((max(sums) / TOKENS) ** 0.5, LARGEST)
 
     def test_divergence_is_under_the_limits(self):

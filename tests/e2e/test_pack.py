@@ -16,10 +16,10 @@ PROMPT = "Once upon a time, in a small village by the sea,"
 TOKENS = 24
 
 TOOL = ROOT / "target" / "debug" / "ggml-npu"
-# An x86-64 processor of 2008, without AVX2.
+# An x86-64 processor of 2008, which has no AVX2.
 OLD_CPU = ["qemu-x86_64", "-cpu", "Nehalem"]
 
-# Multiplied weights of SmolLM2-135M: seven in each of 30 blocks, and the head.
+# The multiplied weights of SmolLM2-135M: seven in each of 30 blocks, and the head.
 WEIGHTS = 7 * 30 + 1
 
 
@@ -47,7 +47,7 @@ class Pack(Case):
         return self.try_complete(PROMPT, TOKENS, env, *args, model=models.variant(kind))
 
     def test_weights_come_from_the_pack_and_the_text_stays(self):
-        # Q4_K_M has K-quants beside the types that files of one type have.
+        # Q4_K_M has K-quants in addition to the types of other files.
         for chip in (SIMULATED, HEXAGON):
             for kind in ("Q8_0", "Q4_K_M"):
                 with self.subTest(f"{chip} {kind}"):
@@ -55,7 +55,7 @@ class Pack(Case):
                     want = self.text_with(chip, kind=kind)
                     done = self.text_with(chip, "-v", pack=pack, kind=kind, GGML_RUST_NPU_PACK_VERIFY="full")
                     self.assertEqual((done.code, done.out), (0, want.out), done.log[-2000:])
-                    # Not line by line: the loader's dots stand between.
+                    # Not by line, because the loader prints dots in between.
                     self.assertEqual(done.log.count("comes packed from"), WEIGHTS)
 
     def test_int4_weights_with_their_calibration_come_from_the_pack(self):
@@ -63,14 +63,14 @@ class Pack(Case):
         pack = self.repack("Q8_0", SIMULATED, "int4.npu", "--rules", rules, "--calibrate", "kl")
         settings = {"GGML_RUST_NPU_RULES": rules}
         want = self.text_with(SIMULATED, GGML_RUST_NPU_CALIBRATION="kl", **settings)
-        # What the pack was calibrated with counts, not the variable.
+        # The method that the pack was calibrated with applies, not the variable.
         done = self.text_with(SIMULATED, pack=pack, GGML_RUST_NPU_CALIBRATION="absmax", **settings)
         self.assertEqual((done.code, done.out), (0, want.out))
 
     @unittest.skipIf(platform.machine() != "x86_64", "only x86-64 has processors without the vectors of the kernels")
     @unittest.skipUnless(shutil.which(OLD_CPU[0]), f"{OLD_CPU[0]} is not installed")
     def test_a_cpu_without_avx2_packs_the_same_bytes_and_simulates_no_hexagon(self):
-        # Q4_K_M has K-quants and types of blocks.
+        # Q4_K_M has both K-quants and types with simple blocks.
         want = self.repack("Q4_K_M", HEXAGON, "new.npu").read_bytes()
         self.assertEqual(self.repack("Q4_K_M", HEXAGON, "old.npu", emulator=OLD_CPU).read_bytes(), want)
         env = cpu_env(GGML_RUST_NPU_SIM=f"{HEXAGON},{SIMULATED}")

@@ -1,5 +1,5 @@
 """The formats of a release without a build: small files in place of the real ones give the same bytes each time, and each
-package has what its installer wants. tests/e2e/dist_packages.py installs the real ones."""
+package has the files that its installer needs. tests/e2e/dist_packages.py installs the real ones."""
 
 import base64
 import hashlib
@@ -59,7 +59,7 @@ class Formats(Case):
         for target in TARGETS:
             with self.subTest(target), tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
                 sums = []
-                # The umask is that of the files that are written for a package, too.
+                # The umask also applies to files that are written for a package, so it must not change the result.
                 for folder, mtime, umask in ((one, 1_000_001, 0o077), (two, 2_000_000, 0o002)):
                     before = os.umask(umask)
                     try:
@@ -139,7 +139,7 @@ class Module(Case):
         self.assertEqual(self.python("-m", "ggml_rust_npu", "--paht").code, 2)
 
     def test_process_without_ggml_is_refused_with_what_to_do(self):
-        # -S: without the packages of this machine.
+        # -S leaves out this machine's packages.
         done = self.python("-S", "-c", "import ggml_rust_npu; ggml_rust_npu.load()")
         self.assertIn("ggml_rust_npu.LoadError: this process has no libggml.so: install llama-cpp-python", done.log)
 

@@ -1,4 +1,5 @@
-"""`ggml-npu quantize` beside llama-quantize: the same bytes where both only round, and no larger errors where both search."""
+"""`ggml-npu quantize` compared with llama-quantize: the same bytes where both only round, and no larger errors where both
+search."""
 
 import array
 import math
@@ -17,11 +18,11 @@ from project import LOGS, ROOT, binary, tool_env
 
 TOOL = ROOT / "target" / "debug" / "ggml-npu"
 
-# Rows of two super-blocks, and rows that are none.
+# One size has rows of two super-blocks, the other has rows that are not whole super-blocks.
 EMBED, FFN = 512, 320
 HEADS, KV_HEADS = 8, 4
 
-# What an error may be of that of llama-quantize.
+# The largest error, relative to that of llama-quantize.
 LIMIT = 1.02
 
 

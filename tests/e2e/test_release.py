@@ -135,7 +135,7 @@ class Contents(Case):
     def test_it_lists_what_is_linked_and_no_tools_of_the_build(self):
         names = {each["name"] for each in self.document["components"]}
         self.assertLessEqual({"ggml-rust-npu", "hexagon-ops", "libloading", "clap", "rust-std", "ggml-rust-npu-skel"}, names)
-        # A compiler's driver, a macro, and libraries of tests.
+        # A compiler driver, a macro, and libraries that only tests use.
         self.assertEqual(names & {"cc", "serde_derive", "proptest", "criterion"}, set())
 
     def test_sums_are_those_of_the_lock_file(self):
@@ -192,7 +192,7 @@ class Install(Case):
         dist.write_sums(sums, sorted(path for path in self.release.rglob("*") if path.is_file() and path != sums), self.release)
 
     def install(self, *args, code=0, path=None):
-        # Not the caller's PATH: it may have a llama.cpp of the user's, into whose folder install.sh links.
+        # The caller's PATH is not used: it may have a llama.cpp of the user's, and install.sh links into its folder.
         env = cpu_env(PATH=f"{path}:/usr/bin:/bin" if path else "/usr/bin:/bin")
         done = self.run_command("install.sh", ["sh", self.release / "install.sh", "--prefix", self.prefix, *args], env)
         self.assertEqual(done.code, code, done.all)
@@ -226,7 +226,7 @@ class Install(Case):
         done = self.install(path=folder)
         self.assertEqual((folder / LINK).resolve(), self.installed.resolve())
         self.assertNotIn("export GGML_BACKEND_PATH", done.out)
-        # Again, as an update does.
+        # Installing again must work, as for an update.
         self.install(path=folder)
         self.assertEqual((folder / LINK).resolve(), self.installed.resolve())
 
@@ -244,7 +244,7 @@ class Install(Case):
     def test_a_link_to_an_older_plugin_that_cannot_be_replaced_is_named(self):
         folder = self.llama()
         (folder / LINK).symlink_to(self.root / "old" / "lib" / "ggml-rust-npu" / PLUGIN)
-        # Root may remove everything, so a stand-in refuses.
+        # Root may remove any file, so a stand-in for `rm` refuses.
         done = self.install("--into", folder, code=1, path=self.stand_in("rm", "exit 1"))
         self.assertEqual(done.log, f"install.sh: {folder / LINK}, a link of an earlier installation, cannot be replaced\n")
         self.assertNotIn("ggml's own", done.out)
@@ -274,7 +274,7 @@ class Install(Case):
         self.assertFalse(self.prefix.exists())
 
     def stand_in(self, name, script):
-        """Writes a program that takes the place of `name`; returns its folder, for PATH."""
+        """Writes a program that replaces `name`; returns its folder, for PATH."""
         file = self.root / "stand-in" / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
@@ -282,7 +282,7 @@ class Install(Case):
         return file.parent
 
     def test_first_copy_that_fails_ends_it_with_one_line(self):
-        # Root may write everywhere, so a stand-in refuses.
+        # Root may write everywhere, so a stand-in for `cp` refuses.
         refusing = self.stand_in("cp", 'echo "cp: cannot create \'$2\': Permission denied" >&2; exit 1')
         done = self.install(code=1, path=refusing)
         self.assertEqual((done.out, len(done.log.splitlines())), ("", 1), done.all)

@@ -1,8 +1,8 @@
 """Several processes on one NPU: llama-server as a router of two models, and two servers with a model each. Each answer is the
 one that the model gives when it has the NPU for itself.
 
-A file stands for the node of the simulated Rockchip NPU, which the processes share as on a board. The stand-in fails for good
-if two of them are in the library at once.
+A file replaces the node of the simulated Rockchip NPU, which the processes share as on a board. The stand-in fails for good if
+two of them are in the library at once.
 """
 
 import os
@@ -20,15 +20,15 @@ import random_model
 from harness import HEXAGON, SIMULATED, Case, device_env, server
 
 PROMPT, TOKENS = "The quick brown fox jumps over the lazy dog", 6
-# A request that takes a while: its prompt is computed in products that take long, again and again.
+# A request that takes a while: the products of its prompt take long, and the prompt is computed repeatedly.
 LONG, LONG_TOKENS = " ".join(str(number) for number in range(150)), 100
 NAMES = ["one", "two"]
 ALTERNATIONS = 20
 SMALL = ["-t", 1, "-c", 1024, "-np", 1, "-ngl", 99]
 
-# Bytes of the node that processes lock. SOURCE: rknpu-ops/src/node.rs.
+# The bytes of the node that processes lock. SOURCE: rknpu-ops/src/node.rs.
 TURN, SEAT = 0, 2
-# Seconds that a process waits for its turn (src/rockchip/driver/lock.rs), and what else the machine does.
+# How many seconds a process waits for its turn (src/rockchip/driver/lock.rs), and a reserve for the machine's other work.
 PATIENCE_S, SLACK_S = 10, 15
 
 
@@ -46,7 +46,7 @@ def locked_bytes(pid, node):
 
 
 def said(running, name=None, prompt=PROMPT, n_predict=TOKENS):
-    """What a model says: each token, and the logarithm of its probability, which tells more than the text of a random model."""
+    """A model's answer: each token and its log-probability, which shows more than the text of a random model."""
     model = {} if name is None else {"model": name}
     answer = running.post("/completion", {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "ignore_eos": True,
                                           "cache_prompt": False, "n_probs": 1, "logit_bias": random_model.ascii_only(),
@@ -78,7 +78,7 @@ class Shared(Case):
             yield running
 
     def answers(self, chip, **asked):
-        """What each model says if nothing else runs on the chip."""
+        """Each model's answer if nothing else runs on the chip."""
         key = (chip, *asked)
         if key not in self.alone:
             self.alone[key] = {}
@@ -148,7 +148,8 @@ class TwoServers(Shared):
             self.assert_no_trouble(running)
 
     def test_a_server_that_is_stopped_in_its_turn(self):
-        """The other one's request fails after the wait for its turn. Its next one works, and the stopped server's goes on."""
+        """The other one's request fails after the wait for its turn. Its next request works, and the stopped server's request
+        continues."""
         want, wants = self.answers(SIMULATED), self.answers(SIMULATED, prompt=LONG, n_predict=LONG_TOKENS)
         with self.both() as (stopped, other), ThreadPoolExecutor(1) as pool:
             long = pool.submit(said, stopped, None, LONG, LONG_TOKENS)

@@ -1,4 +1,4 @@
-"""Devices behind ggml's RPC server, as Debian ships it: two servers on this machine share a model with one program."""
+"""Devices used through ggml's RPC server, as Debian ships it: two servers on this machine share a model with one program."""
 
 import re
 import socket
@@ -14,9 +14,9 @@ from stocked import CHIPS, PROMPT, DebianStock
 import fetch
 from project import ROOT
 
-# Of a model on two devices, whose rounding differs from that of one.
+# How many tokens a model on two devices computes; two devices round differently from one.
 TOKENS = 16
-# Of SmolLM2-135M.
+# The number of layers of SmolLM2-135M.
 LAYERS = 30
 PRODUCTS_OF_LAYER = [f"blk.{name}.weight" for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up",
                                                        "ffn_down")]
@@ -100,7 +100,7 @@ class Rpc(DebianStock):
         self.assertEqual(there.out, here)
 
     def test_weights_are_packed_once(self):
-        """The servers do not know what weights are."""
+        """The servers do not know which tensors are weights."""
         with ExitStack() as stack:
             servers = [stack.enter_context(self.serve(device, chip, GGML_RUST_NPU_LOG="debug"))
                        for device, chip in CHIPS.items()]
@@ -116,8 +116,8 @@ class Rpc(DebianStock):
                          sorted(LAYERS * PRODUCTS_OF_LAYER))
 
     def test_a_device_that_is_lost_ends_server_and_program_and_the_server_says_why(self):
-        """ggml's RPC code asserts that graphs succeed: the guide says so."""
-        # The self-test has 157 submissions.
+        """ggml's RPC code asserts that graphs succeed, as the guide warns."""
+        # The self-test has 157 submissions, so this fault comes after it.
         fault = {"GGML_RUST_NPU_REPACK": "always", "GGML_RUST_NPU_SIM_FAULTS": "dsp:165=lost", "GGML_NO_BACKTRACE": "1"}
         with self.serve(HEXAGON_DEVICE, HEXAGON, ends=True, **fault) as server:
             command = self.program.command(*self.arguments("--rpc", server))
@@ -129,7 +129,7 @@ class Rpc(DebianStock):
     def test_layers_behind_a_server_and_on_a_device_here_share_their_activations(self):
         both = self.with_plugin(device_env(f"{SIMULATED},{HEXAGON}"))
         here = self.generate(both, "--device", f"{DEVICE},{HEXAGON_DEVICE}", "-ts", "1,1").out
-        # What the server computes reaches memory that the NPU shares with the CPU.
+        # The server's results reach memory that the NPU shares with the CPU.
         strict = self.with_plugin(device_env(HEXAGON, GGML_RUST_NPU_SIM_COHERENCE="strict"))
         with self.serve(DEVICE, SIMULATED) as server:
             there = self.generate(strict, "--rpc", server, "-ts", "1,1")

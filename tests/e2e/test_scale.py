@@ -70,7 +70,7 @@ class Scale(ScaleCase):
                 self.out.unlink(missing_ok=True)
                 done = self.run_scale(running.url, "-n", 10, "--scorer", scorer)
                 self.assertEqual(done.code, 0, done.all)
-                # One request for as many samples as there are slots, and each sample has a seed of its own.
+                # One request for as many samples as there are slots. Each sample has a different seed.
                 self.assertEqual(sorted({body["n_cmpl"] for body in running.requests}), [2, 4])
                 seeds = [body["seed"] + i for body in running.requests for i in range(body["n_cmpl"])]
                 self.assertEqual(len(set(seeds)), 200)
@@ -129,7 +129,8 @@ class Scale(ScaleCase):
             self.assertIsNone(row["joules"])
 
     def test_half_a_line_is_not_followed_by_another(self):
-        # Two problems at a time; a file may have so many blocks. The signal for more is ignored, as on a full disk.
+        # Two problems at a time, with a limit on the blocks of a file. The signal for exceeding it is ignored, so that writes
+        # fail as on a full disk.
         for blocks in 4, 5, 6, 7:
             with self.subTest(blocks), scripted_server(slots=8) as running:
                 self.out.unlink(missing_ok=True)
@@ -142,7 +143,7 @@ class Scale(ScaleCase):
                 self.assert_whole()
 
     def test_a_report_combines_scores_as_the_run_did(self):
-        """Scores of one problem, of which the last and the least disagree about the best solution."""
+        """Scores of one problem for which the last score and the lowest score give different best solutions."""
         solution = {"text": "", "tokens": 1, "logprob": -1.0}
         write_lines(self.out, [
             {"settings": {"model": "m", "method": "best-of-n", "n": 2, "aggregate": "min"}},
@@ -280,7 +281,7 @@ class Scale(ScaleCase):
                     time.sleep(0.005)
                 os.kill(process.pid, signal.SIGKILL)
                 process.wait()
-                # A line that was not finished.
+                # The last line is incomplete.
                 with open(self.out, "ab") as file:
                     file.write(b'{"id":"q19","expected":"3","chos')
             done = self.run_scale(running.url, "-n", 4)
@@ -292,7 +293,7 @@ class Scale(ScaleCase):
     def test_an_interrupted_run_keeps_what_is_done(self):
         with scripted_server() as running:
             running.delay = 0.05
-            # A shell's background jobs ignore SIGINT, and the tool respects that.
+            # A shell starts background jobs with SIGINT ignored, and the tool keeps that. `env` restores the default.
             command = ["env", "--default-signal=INT", *self.command(running.url, "-n", "4")]
             process = subprocess.Popen(command, env=cpu_env(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             while not self.out.exists() or self.out.read_bytes().count(b"\n") < 3:
@@ -368,7 +369,7 @@ class Scale(ScaleCase):
         self.assertEqual([entry["expected"] for entry in entries], ["5", "3"])
         for entry in entries:
             self.assertEqual(len(entry["solutions"]), 6)
-            # Six samples of a text from two requests.
+            # Two requests give six samples of a text.
             self.assertGreater(len({solution["text"] for solution in entry["solutions"]}), 3)
             for solution in entry["solutions"]:
                 self.assertLessEqual(solution["tokens"], 24)

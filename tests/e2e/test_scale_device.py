@@ -1,5 +1,5 @@
-"""`ggml-npu scale` with a llama-server whose model is on a simulated NPU: the tries of a problem share what was computed of its
-prompt and each decode step, say what single requests say, and a run outlives its device.
+"""`ggml-npu scale` with a llama-server whose model is on a simulated NPU: the tries of a problem share the computed prompt and
+each decode step, give the same texts as single requests, and a run outlives its device.
 
 The tool talks to the server through a proxy, which notes each request with the server's whole answer.
 """
@@ -26,11 +26,11 @@ import models
 from project import binary
 
 N, TOKENS, CONTEXT = 4, 8, 256
-# The context has room for one of these prompts with the tokens of four tries, and not for four prompts. The words teach the
-# model to end a step after each of its own.
+# The context has room for one of these prompts and the tokens of four tries, but not for four prompts. The words teach the
+# model to end a step after each word.
 WORDS = ("red", "blue", "green", "grey", "black", "white", "brown", "pink", "purple", "orange", "yellow", "silver", "gold")
 
-# No list of colours: other tokens are likely after it.
+# This is not a list of colours, so other tokens are likely after it.
 OTHER = "The distance from the Earth to the Moon is about"
 
 
@@ -50,13 +50,13 @@ class Asked(NamedTuple):
 
 @contextmanager
 def noting(port):
-    """Runs a proxy of the server on `port`; gives its address, and the list to which it adds what was asked."""
+    """Runs a proxy of the server on `port`; returns its address, and the list to which it adds requests."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
         def forward(self, body):
             if body is not None and "n_cmpl" in body:
-                # The whole answer, with the likeliest tokens at each place: the tool takes what it knows of it.
+                # Asks for the whole answer, with the likeliest tokens at each place; the tool picks the fields that it knows.
                 body.pop("response_fields", None)
                 body["n_probs"] = max(body["n_probs"], 10)
             request = urllib.request.Request(f"http://127.0.0.1:{port}{self.path}",
@@ -129,13 +129,13 @@ class OnDevice(ScaleCase):
                 if event["name"].startswith("MUL_MAT") and "device" in event["args"]]
 
     def counted(self, chip, run):
-        """What `run` gives, and how many products of how many rows the device computed for it."""
+        """The result of `run`, and how many products of how many rows the device computed for it."""
         before = len(self.products(chip))
         done = run()
         return done, Counter(self.products(chip)[before:])
 
     def tried(self, chip, number, *args):
-        """Runs the tool on a question; gives what it asked."""
+        """Runs the tool on a question; returns its requests."""
         self.out.unlink(missing_ok=True)
         write_lines(self.problems, [{"id": "q0", "question": question(number), "answer": "1"}])
         with noting(self.served[chip][0].port) as (url, asked):
@@ -146,14 +146,15 @@ class OnDevice(ScaleCase):
         return asked
 
     def single(self, chip, body, number):
-        """The answer to a request of its own with the seed of a try, computed from nothing."""
+        """The answer to a separate request with the seed of a try, computed without the cache."""
         alone = {**body, "n_cmpl": 1, "seed": body["seed"] + number, "cache_prompt": False}
         return self.served[chip][0].post("/completion", alone)
 
     def assert_same_draws(self, want, have):
         """Returns at how many places both have the same token; fails if the model saw another text in one of them.
 
-        A draw falls beside where two probabilities are rounded otherwise. Up to there, what was likely is the same.
+        Texts may differ after a draw near the border of two probabilities, which are rounded differently. Up to that draw, the
+        likely tokens are the same.
         """
         for same, (one, two) in enumerate(zip(places(want), places(have))):
             (token, logprob, likely), (other, other_logprob, others) = one, two
@@ -168,7 +169,8 @@ class OnDevice(ScaleCase):
         return len(places(want))
 
     def assert_tries_of_single_requests(self, chip, asked, known=None):
-        """Each pair of a request and its completions has those of requests of their own, or parts from them by a draw.
+        """In each pair of a request and its completions, the completions equal those of separate requests, or differ from a
+        draw on.
 
         known: answers of such requests, by the number of the try
         """
@@ -189,7 +191,7 @@ class OnDevice(ScaleCase):
                 self.assertGreater(N * prompt, CONTEXT)
                 first, of_one = self.counted(chip, lambda chip=chip, body=body: self.single(chip, body, 0))
                 self.assertEqual(first["tokens_predicted"], TOKENS)
-                # As many products as for one try: the weights are read as often. A step has a row for each try.
+                # There are as many products as for one try, so weights are read as often. A step has a row for each try.
                 self.assertEqual(of_all.total(), of_one.total())
                 self.assertEqual(of_all[prompt], of_one[prompt])
                 self.assertEqual(of_all[N] % (TOKENS - 1), 0)
@@ -197,7 +199,7 @@ class OnDevice(ScaleCase):
                 self.assertGreater(of_all[N], of_all[prompt])
                 self.assertEqual(set(of_all), {1, N, prompt})
                 self.assert_tries_of_single_requests(chip, [(body, tries)], {0: first})
-                # Another prompt in the cache would be seen.
+                # Another prompt in the cache would change the answer.
                 with self.assertRaises(AssertionError):
                     self.assert_same_draws(self.single(chip, dict(body, prompt=OTHER), 0), tries[0])
 
@@ -212,7 +214,7 @@ class OnDevice(ScaleCase):
                     self.assertEqual((solution["text"], solution["tokens"]), (each["content"], each["tokens_predicted"]))
                     self.assertAlmostEqual(solution["scores"][0], score, places=9)
                 self.assertEqual(entry["chosen"], reference.best(entry["solutions"], lambda each: each["scores"][0]))
-                # The same problem again: one row of the prompt is computed.
+                # The same problem again: all but one row of the prompt comes from the cache.
                 again = self.tried(chip, 2, "--method", "best-of-n", "--scorer", "logprob")
                 (_, tries), = completions(again)
                 self.assertEqual([each["timings"]["prompt_n"] for each in tries], [1] * N)
@@ -249,13 +251,14 @@ class OnDevice(ScaleCase):
                 self.assertEqual([solution["text"] for solution in entry["solutions"]], [text for text, _, _ in want])
                 second = [(body, answers) for body, answers in asked if not body["stop"]]
                 self.assertGreater(len(second), 0)
-                # A beam that goes on does so from the cache.
+                # A beam that continues does so from the cache.
                 known = [answers[0]["timings"]["cache_n"] for _, answers in second]
                 self.assertGreater(max(known), asked[0][1][0]["tokens_evaluated"] // 2)
                 self.assert_tries_of_single_requests(chip, second)
 
 
-# Where a device is lost in a run of six problems, after the first ones are solved: the self-test has 157 submissions.
+# The call at which a device is lost in a run of six problems, after the first ones are solved. The self-test has 157
+# submissions.
 LOST = {HEXAGON: "dsp:180=lost", SIMULATED: "rknn_matmul_run:1000+=-1"}
 
 

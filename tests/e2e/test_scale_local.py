@@ -1,4 +1,4 @@
-"""`ggml-npu scale --model`: the server that it starts is ready before it is asked, and ends with the run."""
+"""`ggml-npu scale --model`: the server that it starts is ready before the first request, and ends with the run."""
 
 import json
 import operator
@@ -20,7 +20,7 @@ SCRIPTED = Path(__file__).resolve().with_name("scripted_server.py")
 
 
 def runs(pid):
-    """A process of this number runs; one that ended and was not waited for does not."""
+    """Returns True if a process with this number runs; a zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -63,7 +63,7 @@ class ScaleLocal(ScaleCase):
         (_, *arguments), = self.servers()
         self.assertEqual(arguments[arguments.index("-m") + 1], str(self.model))
         self.assertEqual(arguments[arguments.index("-np") + 1], "4")
-        # What the user gives comes last, so that it has effect.
+        # The user's arguments come last, so that they override others.
         self.assertEqual(arguments[-4:], ["-ngl", "99", "-c", "4096"])
         self.assert_ended()
         (settings, *own) = self.lines()
@@ -137,10 +137,10 @@ class ScaleLocal(ScaleCase):
         for number in signal.SIGINT, signal.SIGTERM:
             with self.subTest(number.name):
                 self.out.unlink(missing_ok=True)
-                # A shell's background jobs ignore SIGINT, and the tool respects that. The server gets no signal of a
-                # terminal.
+                # A shell starts background jobs with SIGINT ignored, and the tool keeps that; `env` restores the default. The
+                # server gets no signal from the terminal.
                 command = ["env", "--default-signal=INT", *self.local()]
-                # The signal is to come long before the last answer.
+                # The delay makes the signal come long before the last answer.
                 env = dict(self.env, SCRIPTED_DELAY="0.5")
                 process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 while not self.out.exists() or self.out.read_bytes().count(b"\n") < 3:

@@ -1,4 +1,4 @@
-"""The scorers of `ggml-npu scale` that ask a reward model, against other ways to get the same numbers from llama-server.
+"""The scorers of `ggml-npu scale` that use a reward model, against other ways to get the same numbers from llama-server.
 
 No reward model can be had: SmolLM2 plays it, with a head of random numbers. That checks the route, not the judgement.
 """
@@ -53,7 +53,7 @@ class Reward(ScaleCase):
                                                          "cache_prompt": False})
                     likely = {each["id"]: each["logprob"] for each in answer["completion_probabilities"][0]["top_logprobs"]}
                     plus, minus = (math.exp(likely[sign]) for sign, in ids)
-                    # llama.cpp's CPU backend computes batches of another size with other rounding: 0.18 were seen.
+                    # With another batch size, llama.cpp's CPU backend rounds differently; differences of 0.18 occurred.
                     self.assertAlmostEqual(math.log(score / (1 - score)), math.log(plus / minus), delta=0.4)
             done = self.run_scale(url, "--scorer", "plus-minus", "--reward-url", url, "--plus", "excellent idea")
             self.assertEqual((done.code, "not 1" in done.log), (1, True), done.all)
@@ -74,7 +74,7 @@ class Reward(ScaleCase):
             with scripted_server() as running:
                 done = self.run_scale(running.url, "--scorer", "head", "--head", short, "--reward-url", url)
             self.assertEqual((done.code, f"embeddings of {WIDTH} numbers, and a head of 1" in done.log), (1, True), done.all)
-        # Another pooling has the server itself pick the last state of a text that ends with the step.
+        # With another pooling, the server itself uses the last state of a text that ends with the step.
         with server(models.variant("Q8_0"), cpu_env(), *options, "--pooling", "last", name="scale-last") as reward:
             for question, text, scores in found:
                 parts = steps(text)

@@ -1,4 +1,4 @@
-"""scripts/sentences.py: what it counts, and what it finds."""
+"""scripts/sentences.py: its counting and its findings."""
 
 from harness import Case
 

@@ -1,5 +1,5 @@
-"""A server's life beside its requests, on a simulated device each: it sleeps and wakes, loads in each mode, changes adapters,
-and goes on from slots, checkpoints and parts of prompts that it kept."""
+"""A server's life apart from requests, on each simulated device: it sleeps and wakes, loads in each mode, changes adapters, and
+continues from kept slots, checkpoints and parts of prompts."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from harness import HEXAGON, SIMULATED, Case, device_env, server
 from test_router import SEAT, SMALL, TURN, locked_bytes, said
 
 EMBEDDING, HIDDEN, RANK = 256, 768, 8
-# Tokens of the random model are bytes.
+# The random model's tokens are bytes.
 PROMPT = "".join(chr(97 + number * 7 % 26) for number in range(96))
 
 
@@ -38,7 +38,7 @@ def get(running, path):
 
 
 def ask(running, prompt, **options):
-    """The whole answer, computed from what the server kept."""
+    """The whole answer, computed with the server's cache."""
     return running.post("/completion", {"prompt": prompt, "n_predict": 6, "temperature": 0, "ignore_eos": True,
                                         "return_tokens": True, **options})
 
@@ -113,12 +113,13 @@ class ServerLife(Case):
             self.check_reuse(running)
 
     def test_checkpoints_on_hexagon(self):
-        """A model with a window has forgotten what a repeated prompt needs, and goes on from a checkpoint before its end."""
+        """A model with a sliding window no longer has the cache that a repeated prompt needs, and continues from a checkpoint
+        before the prompt's end."""
         plain = random_model.write(self.folder / "window-F32.gguf", 8, EMBEDDING, HIDDEN, heads=4, context=1024, window=32)
         model = models.quantize(plain, self.folder / "window.gguf", "Q8_0")
         other_end = PROMPT + "some other words"
         for checkpoints in 8, 0:
-            # More tokens than the cache of a window has places for.
+            # More tokens than the cache of a sliding window can hold.
             with server(model, device_env(HEXAGON), *SMALL, "-b", 32, "-ub", 32, "--ctx-checkpoints", checkpoints,
                         name=self.id()) as running:
                 running.ask(PROMPT, 300, n_probs=0)

@@ -1,8 +1,8 @@
-"""llama.cpp's programs keep and move what they know of a text on the Hexagon device: many requests at once, prompt cache,
-context shift, saved slots and states.
+"""llama.cpp's programs keep and move the caches of a text on the Hexagon device: many requests at once, prompt cache, context
+shift, saved slots and states.
 
-Texts are compared with what the same device says without the feature. Where that computes with other batches, whose
-products are rounded elsewhere, two texts may part at tokens that are as likely as each other.
+Texts are compared with the same device's text without the feature. If that computes in other batches, whose products are
+rounded differently, two texts may differ after equally likely tokens.
 """
 
 import re
@@ -20,13 +20,13 @@ TOKENS = 24
 SUBJECTS = ["the sea", "a clock", "an old friend", "bread", "the winter", "music", "a long road", "mathematics"]
 PROMPTS = [f"A short essay about {subject}, with an example from everyday life.\n\n" for subject in SUBJECTS]
 
-# With activations of 8 bits for single rows each of them got two answers.
+# With 8-bit activations for single rows, each of these questions got two different answers.
 QUESTIONS = [f"Tell me something about {subject}." for subject in ("a clock", "the winter", "mathematics")]
 
-# Whoever has read it knows how it goes on, for as long as its own words are in the context.
+# A prompt that determines its continuation, as long as the first words are in the context.
 COUNTING = "one two three four five six seven eight nine ten "
 
-# The stand-in computes on the thread that waits for it; others only look up embeddings.
+# One thread is enough: the stand-in computes on the thread that waits for it, and other threads only look up embeddings.
 SMALL = ["-t", 1]
 
 
@@ -50,7 +50,7 @@ class Serving(Case):
         self.assertTrue(any(same))
 
     def test_a_prompt_is_computed_once(self):
-        """What a slot has read is used again, and comes back from the server's memory when another text was between."""
+        """A slot's cache is used again, and restored from the server's memory after another text."""
         with server(self.model(), env(), *SMALL, "-c", 512, "-np", 1, name="hexagon-prompts") as running:
             first = ask(running, PROMPTS[0])
             longer = PROMPTS[0] + first["content"] + "\n\n"
@@ -67,7 +67,7 @@ class Serving(Case):
             self.assert_same_or_tied(fresh, answer)
 
     def test_context_shift(self):
-        """Half of what a full context holds is thrown away, and the keys of the rest are rotated to their new places.
+        """Half of a full context is discarded, and the keys of the rest are rotated to their new places.
 
         Without the first tokens the model cannot go on, on no device.
         """
@@ -94,7 +94,7 @@ class Serving(Case):
                 restored = first.post("/slots/1?action=restore", {"filename": "slot"})
                 self.assertEqual(restored["n_restored"], saved["n_saved"])
                 beside = ask(first, begun, id_slot=1)
-            # Another process, in which each side sees only what it was shown.
+            # Another process, under strict coherence: each side sees only what was made visible to it.
             with running("hexagon-restore", GGML_RUST_NPU_SIM_COHERENCE="strict") as second:
                 second.post("/slots/0?action=restore", {"filename": "slot"})
                 later = ask(second, begun, id_slot=0)
@@ -116,8 +116,8 @@ class Serving(Case):
                     self.assertEqual(*(answer["choices"][0]["message"]["content"] for answer in (first, again)))
 
     def test_saved_states(self):
-        """Upstream's own test. Copies of a cache on the device were as old as what the CPU saw of it."""
-        # It leaves a file where it runs.
+        """Upstream's own test. Regression: copies of a cache on the device used the old bytes that the CPU could see."""
+        # The program leaves a file in its current folder.
         with tempfile.TemporaryDirectory() as folder:
             done = self.succeed("test-save-load-state", "-m", self.model(), "-ngl", 99, "-n", 4, "-b", 64, cwd=folder,
                                 env=env(GGML_RUST_NPU_SIM_COHERENCE="strict"))
@@ -143,8 +143,8 @@ class Serving(Case):
             return float(re.search(r"Final estimate: PPL = ([\d.]+)", shown).group(1))
 
         for attention in "off", "on":
-            # The CPU quantizes activations to 8 bits, the device's products are FP16.
+            # The CPU rounds activations to 8 bits, while the device multiplies in FP16.
             have, exact = (of(where, attention) for where in (env(), cpu_env()))
             self.assertAlmostEqual(have / exact, 1, delta=0.01)
-            # It is the CPU's own number if the CPU computed.
+            # If the CPU had computed, the number would be the CPU's exactly.
             self.assertNotEqual(have, exact)

@@ -1,4 +1,4 @@
-"""scripts/shell_imports.py names every symbol that a shell lacks, and says what it could not check."""
+"""scripts/shell_imports.py names every symbol that a shell lacks, and reports everything that it could not check."""
 
 import contextlib
 import io

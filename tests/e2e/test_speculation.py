@@ -4,14 +4,14 @@ import models
 from harness import HEXAGON, SIMULATED, Case, device_env, server
 
 TOKENS = 24
-# What was said once is likely to be said again, which is what drafts from the text itself live on.
+# Texts that repeat themselves. Drafts from the text itself depend on that.
 PROMPTS = ["Once upon a time, in a small village by the sea,",
            "one two three four five six seven eight nine ten one two three four five six seven eight nine ten one two three"]
 
 
 class Speculation(Case):
     def model(self):
-        # One row of activations is rounded as several are, so that a batch has the very results of single tokens.
+        # With F16 one row of activations is rounded as several are, so a batch has exactly the results of single tokens.
         return models.variant("F16")
 
     def texts(self, chip, name, *args):

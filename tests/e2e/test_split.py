@@ -16,21 +16,20 @@ DEVICES = {HEXAGON: [HEXAGON_DEVICE], SIMULATED: [DEVICE], TWO_HEXAGONS: ["HEX0"
            BOTH_FAMILIES: [HEXAGON_DEVICE, DEVICE]}
 MODES = ["layer", "row", "tensor"]
 
-# Numbers in a row, because another order of sums, or the other family's rounding, must not decide between two words that
-# are as likely as each other.
+# Counting, because a different order of sums, or the other family's rounding, must not decide between two equally likely words.
 PROMPT = "One, two, three, four, five,"
 
-# Seven products in each of the model's layers, and the last one.
+# Seven products in each of the model's layers, and a last one.
 LAYERS = 30
 PRODUCTS = 7 * LAYERS + 1
 
 
 class Split(Case):
-    # The text of one NPU, once it is known.
+    # The text with one NPU, computed at its first use.
     text = None
 
     def split(self, chips, mode, **settings):
-        # Weights in F16: a part of a row is not rounded as the row is.
+        # Weights in F16, so that a part of a row is rounded exactly as the whole row.
         return self.complete(PROMPT, TOKENS, device_env(chips, **settings), "-sm", mode, "-fa", "on", "-t", 1, "-v",
                              model=models.variant("F16"))
 
@@ -45,7 +44,7 @@ class Split(Case):
                 self.assertEqual(done.out, self.of_one())
                 for device in DEVICES[chips]:
                     nodes = re.search(rf"{device}: (\d+) of \d+ nodes of a token", done.log)
-                    # In slices on several NPUs, a token is computed in many graphs, and the line counts some of them.
+                    # With slices on several NPUs, a token is computed in many graphs, and the log line counts some of them.
                     is_sliced = mode == "tensor" and len(DEVICES[chips]) > 1
                     least = 1 if is_sliced else PRODUCTS // len(DEVICES[chips]) * 3 // 4
                     self.assertGreaterEqual(int(nodes[1]), least, nodes[0])
@@ -70,7 +69,7 @@ class Split(Case):
             done = self.split(SIMULATED, "tensor", GGML_RUST_NPU_TRACE=str(trace))
             products = re.findall(r'"tid":1,[^\n]*"name":"MUL_MAT"', trace.read_text(encoding="utf-8"))
         self.assertEqual(done.out, self.of_one())
-        # The last token is not computed with.
+        # The last token is generated, but not computed with.
         self.assertGreaterEqual(len(products), TOKENS * PRODUCTS)
 
     def test_an_npu_without_a_part_of_a_tensor_adds_zeros(self):

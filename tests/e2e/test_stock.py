@@ -1,4 +1,4 @@
-"""Programs that others built and shipped load the plugin and compute on its devices what the static build computes."""
+"""Programs that others built and shipped load the plugin and get the same results on its devices as the static build."""
 
 import json
 import re
@@ -17,19 +17,19 @@ import stock
 from project import ROOT
 from stocked import CHIPS, PROMPT, TOKENS, DebianStock, Stock
 
-# Of the plugin, which is loaded into programs with any of these.
+# The libraries that the plugin may need, because every program has them.
 LIBRARIES = r"(libc|libm|libdl|libgcc_s|ld-linux[\w-]*)\.so\.\d+"
 
 WHISPER = stock.SOURCES / "whisper.py"
 
-# Squared error of a whole model with random weights. With flash attention the CPU adds 1,536 values in F16, which is most of
-# the difference: docs/results/accuracy.md compares both with a reference in F64.
+# The squared error of a whole model with random weights. With flash attention the CPU adds 1,536 values in F16, which causes
+# most of the difference: docs/results/accuracy.md compares both with a reference in F64.
 WHISPER_ERRORS = {"flash": 1e-3, "plain": 1e-5}
-# With 1,500 rows and more: two convolutions, an encoder of two layers, the decoder's keys and values. Hexagon cuts the first
-# convolution in two.
+# Products with at least 1,500 rows: two convolutions, an encoder of two layers, the decoder's keys and values. Hexagon divides
+# the first convolution in two.
 WHISPER_PRODUCTS = {HEXAGON: 3 + 2 * 6 + 2 * 2, SIMULATED: 2 + 2 * 6 + 2 * 2}
 
-# Loads a plugin as a program does, with a ggml that is in no global scope.
+# Loads a plugin as a program does whose ggml is in no global scope.
 LOADER = """
 import ctypes, sys
 ggml = ctypes.CDLL(sys.argv[1])
@@ -94,7 +94,7 @@ class Debian(DebianStock):
 
     def test_slices_are_loaded_by_reading(self):
         """llama.cpp read the file into addresses that are placeholders, because memory of ours counts as the host's."""
-        # Weights in F16: a part of a row is not rounded as the row is.
+        # Weights in F16, so that a part of a row is rounded exactly as the whole row.
         model, prompt, words = models.variant("F16"), "One, two, three, four, five,", 8
         for device, chip in CHIPS.items():
             want = self.complete(prompt, words, device_env(chip), "-sm", "none", "-fa", "on", "-t", 1, model=model).out
@@ -126,14 +126,14 @@ class Debian(DebianStock):
 
 
     def whisper_logits(self, model, attention, env):
-        """What whisper.cpp computes of a tone and five tokens."""
+        """whisper.cpp's results for a tone and five tokens."""
         library = self.program.libraries / "libwhisper.so.1"
         with tempfile.NamedTemporaryFile() as file:
             done = self.run_stock(sys.executable, WHISPER, "run", library, model, file.name, attention, env=env)
             return struct.unpack("<51865f", file.read()), done.log
 
     def test_whisper_computes_what_it_computes_on_the_cpu(self):
-        """Each product of many rows takes the matrix unit, those of convolutions, too."""
+        """Each product of many rows uses the matrix unit, also those of convolutions."""
         with tempfile.TemporaryDirectory() as folder:
             model = Path(folder) / "random.bin"
             subprocess.run([sys.executable, WHISPER, "make", model], check=True)
@@ -159,7 +159,8 @@ class Node(Stock):
     fetched = staticmethod(stock.node_program)
 
     def generate(self, env, tokens=TOKENS, *layers):
-        # This ggml has no OpenMP: its threads spin at each barrier, and on a busy machine wait there for a CPU.
+        # One thread: this ggml has no OpenMP, so its threads spin at each barrier, and on a busy machine they wait there for a
+        # CPU.
         threads = 1
         done = self.run_command("node", ["node", "generate.mjs", self.model(), PROMPT, tokens, threads, *layers], env,
                                 cwd=self.program)
@@ -173,15 +174,15 @@ class Node(Stock):
                 self.assertEqual(made["build"], "prebuilt")
                 self.assertGreater(made["layers"], 0)
                 self.assertIn(f"using device {device}", log)
-                # Where the CPU backend cannot be reached, the graph is cut otherwise than in the static build. After five
-                # words two tokens are likely to within 0.0003.
+                # Without the CPU backend the graph is cut in other places than in the static build. After five words two tokens
+                # are equally likely to within 0.0003.
                 words = 5 if device == DEVICE else TOKENS
                 made, wanted = (text.split()[:words] for text in (made["text"], self.text_of_static_build(chip, "-fa", "off")))
                 self.assertEqual(made, wanted)
 
 
     def test_by_itself_it_puts_no_layer_on_the_device(self):
-        """The guide says that gpuLayers has to be a number. If this fails, it has to no longer."""
+        """The guide says that gpuLayers has to be a number. If this test fails, that is no longer necessary."""
         made, log = self.generate(self.with_plugin(device_env(HEXAGON)), 1, "auto")
         self.assertEqual(made["layers"], 0)
         self.assertIn("HEX0", log)

@@ -10,19 +10,20 @@ from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, SIMULATED, cpu_env, device_
 from stocked import DebianStock
 
 EMBEDDING, HIDDEN, HEADS = 512, 2560, 8
-# Hexagon packs matrices in F32 of more elements, those of the feed-forward network here.
+# Hexagon packs F32 matrices with more elements than this, which are those of the feed-forward network here.
 PACKED_FROM = 1 << 20
 
-# llama.cpp makes no shorter ones.
+# The shortest context that llama.cpp makes.
 CONTEXT = 256
-# Three parts of a context each, one every half context: two are trained with, one validates.
+# The text has three contexts, with a new part at every half context: two are used for training, one for validation.
 TEXT = "".join(f"{number} bottles of beer on the wall, " for number in range(30, 8, -1))
 EPOCHS = 2
 RATES = {"adamw": "1e-4", "sgd": "1e-2"}
 
-# Of losses: all sums are in FP32, in another order than the CPU's. They differ by 1.1e-5 at most on the simulated V75.
+# The largest difference between losses. All sums are in FP32, in another order than on the CPU; on the simulated V75 they
+# differ by at most 1.1e-5.
 TOLERANCE = 1e-4
-# What training changes at least; one that changes nothing would have the CPU's first loss each time.
+# The least change of the loss by training. Training without effect would give the first loss each time.
 LEARNT = 0.05
 
 class Training(DebianStock):
@@ -44,7 +45,7 @@ class Training(DebianStock):
             "llama-finetune", "-m", self.random_model, "-f", self.text, "-ngl", 99, "-c", CONTEXT, "-b", CONTEXT,
             "-ub", CONTEXT, "-t", 1, "-fit", "off", "-opt", optimizer, "-lr", RATES[optimizer], "-epochs", EPOCHS,
             "-val-split", "0.3", "-o", out, "-v", *args, env=env)
-        # Each line of progress is written over the one before; the last one of a kind has the epoch's loss.
+        # Each line of progress overwrites the one before it; the last of each kind has the loss of the epoch.
         epochs = [re.findall(r"(train|val):[^\r]*?loss=(-?[\d.]+)", epoch) for epoch in re.split(r"\n(?=train:)", done.log)]
         losses = [tuple(float(dict(epoch)[kind]) for kind in ("train", "val")) for epoch in epochs if len(dict(epoch)) == 2]
         self.assertEqual(len(losses), EPOCHS, done.log[-2000:])
@@ -73,7 +74,8 @@ class Training(DebianStock):
                 self.assertEqual(still, ["token_embd.weight"])
 
     def test_hexagon(self):
-        """Ended in GGML_ABORT, because packed weights lay where nothing could take the optimizer's step."""
+        """Regression: training ended in GGML_ABORT, because packed weights were where no backend could compute the
+        optimizer's step."""
         self.assertGreater(EMBEDDING * HIDDEN, PACKED_FROM)
         self.assert_trains_as_the_cpu(HEXAGON_DEVICE, HEXAGON, packed=[HEXAGON_DEVICE], GGML_RUST_NPU_SIM_COHERENCE="strict")
 

@@ -1,4 +1,4 @@
-"""The parts of the Hexagon vendor loop are made again when their sources are others, with stand-ins for what makes them."""
+"""The parts of the Hexagon vendor loop are built again when their sources change. Stand-ins replace the build tools."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from project import ROOT, Problem
 
 QEMU = ROOT / "hexagon-ops" / "tools" / "qemu"
 
-# In place of what build.sh runs: a source whose configure does nothing, and a program of two words.
+# Stand-ins for the parts that build.sh builds: a source whose configure does nothing, and a program of two words.
 STAND_INS = {
     **dict.fromkeys(["llvm-mc-22", "xz", "flex", "bison", "cc", "curl", "strip"], ""),
     "find": 'if [ "$1" = /etc/apt ]; then echo "$STAND_INS/mirror.list"; else exec /usr/bin/find "$@"; fi',
@@ -25,7 +25,7 @@ STAND_INS = {
     "ninja": 'printf "new program" >qemu-hexagon; chmod +x qemu-hexagon',
     "mirror.list": "",
 }
-# Ends in the middle of a copy of the program.
+# Ends half-way through a copy of the program.
 HALF_A_COPY = 'case "$1" in qemu-hexagon) printf half >"$2/qemu-hexagon" 2>/dev/null || printf half >"$2"; exit 1 ;; esac'
 
 

@@ -23,10 +23,10 @@ from stocked import DebianStock
 PROGRAM = stock.SOURCES / "vision.py"
 IMAGE, PATCH, MERGE = 112, 14, 2
 EMBEDDING, HEADS, HIDDEN, LAYERS = 128, 2, 256, 3
-# With weights, in a layer.
+# Products with weights in a layer.
 PRODUCTS = 6
 ROWS = (IMAGE // PATCH) ** 2
-# Of SmolLM2-135M.
+# The embedding size of SmolLM2-135M.
 TEXT_EMBEDDING = 576
 ERROR = 1e-4
 DIFFERENCE = 0.05
@@ -45,7 +45,7 @@ def vision_model(path):
     add("v.patch_embd.weight", PATCH, PATCH, 3, EMBEDDING)
     add("v.patch_embd.bias", EMBEDDING, spread=0.1)
     add("v.position_embd.weight", EMBEDDING, ROWS, spread=0.3)
-    # It is multiplied transposed.
+    # This weight is multiplied transposed.
     add("mm.input_projection.weight", TEXT_EMBEDDING, EMBEDDING, spread=EMBEDDING ** -0.5)
     add("mm.soft_emb_norm.weight", EMBEDDING, spread=0.1, middle=1.0)
     norms = ["v.post_ln", *(f"v.blk.{layer}.ln{i}" for layer in range(LAYERS) for i in (1, 2))]
@@ -86,7 +86,7 @@ def picture():
 
 class Vision(DebianStock):
     def model(self):
-        # Neither the CPU nor the devices round activations to 8 bits.
+        # With F16, neither the CPU nor the devices round activations to 8 bits.
         return models.variant("F16")
 
     def embeddings(self, mmproj, env):
@@ -96,7 +96,7 @@ class Vision(DebianStock):
 
     def test_embeddings_of_an_image_are_those_of_the_cpu(self):
         """Programs load encoders into memory of the device's default type. Each weight is packed once, and each of its products
-        takes the matrix unit."""
+        uses the matrix unit."""
         images = set()
         with tempfile.TemporaryDirectory() as folder:
             mmproj = vision_model(Path(folder) / "mmproj.gguf")
@@ -114,14 +114,14 @@ class Vision(DebianStock):
                     self.assertEqual(len(found), len(expected))
                     self.assertLess(error, ERROR)
                     self.assertEqual(on_matrix_unit, products)
-                    # With the convolution of patches.
+                    # Plus 1 for the convolution of patches.
                     weights = LAYERS * PRODUCTS + 1
                     images.add(products / weights)
                     self.assertEqual(log.count("is packed beside it"), weights)
                     self.assertNotIn("please report this on github", log)
                     told = re.findall(r"(\d+) of (\d+) nodes of a graph of (\d+) rows, in (\d+) split", log)
                     self.assertEqual([(rows, splits) for *_, rows, splits in told], [(str(ROWS), "1")])
-                    # A product whose factors are exchanged, as the convolution's, was named as one of the CPU's.
+                    # A product with exchanged operands, as for the convolution, was once logged as one of the CPU's.
                     self.assertNotRegex(log, "nodes of a graph of .*MUL_MAT")
                     if chip == HEXAGON:
                         self.assertEqual(told[0][0], told[0][1])

@@ -14,12 +14,13 @@ import wholes
 from project import LOGS, ROOT, Problem, cpu_env, tool_env
 
 TOOL = ROOT / "target" / "debug" / "ggml-npu"
-# A small model, for which a recording takes seconds.
+# A small model, which is recorded in seconds.
 MODEL = shapes.SHAPES[0]
 
-# Models that `ggml-npu model` knows, and how far its packets may be from the counted ones. It knows no norms that add: a
-# prompt of Gemma 3 takes a fifth of its packets for these. It takes rotations of a prompt from 32 rows with heads of 64, of
-# which a row of 128 takes more than twice: a sixth of the packets of a prompt of Qwen3-0.6B are rotations.
+# Models that `ggml-npu model` knows, and how far its packets may be from the counted ones. It does not know norms that are
+# combined with an addition, which cost a fifth of the packets of a Gemma 3 prompt. For rotations of a prompt it uses counts of
+# 32 rows with heads of 64; a row of 128 costs more than twice as much, and a sixth of the packets of a Qwen3-0.6B prompt are
+# rotations.
 RECKONED = {"Qwen3-0.6B": 0.2, "Qwen3-4B": 0.15, "Llama-3.2-1B": 0.15, "Qwen2.5-1.5B": 0.15, "Phi-3-mini": 0.15,
             "Gemma-3-1B": 0.4}
 REPORT = ["--chip", wholes.CHIP, "--context", "512,1024", "--batch", "1,8", "--json"]

@@ -7,10 +7,11 @@ use std::cell::Cell;
 struct Counting;
 
 thread_local! {
-    // Neither lazy nor dropped, so that it can be touched at any time of a thread.
+    // Initialized at compile time and without a destructor, so that it can be used at any time of a
+    // thread's life.
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-    /// Bytes that were allocated and not freed, which is negative for a thread that frees what
-    /// another one allocated.
+    /// Bytes that were allocated and not freed, which is negative for a thread that frees another
+    /// thread's memory.
     static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
@@ -20,23 +21,23 @@ fn count(bytes: usize, freed: usize) {
     LIVE_BYTES.with(|live| live.set(live.get() + change));
 }
 
-// SAFETY: passes everything on to the system's allocator.
+// SAFETY: passes every call on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 0);
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         count(0, layout.size());
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(memory, layout) };
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size, layout.size());
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.realloc(memory, layout, size) }
     }
 }

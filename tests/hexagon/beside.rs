@@ -1,5 +1,4 @@
-//! Weights in memory that the CPU uses, too, get a packed form beside them, which follows every
-//! write.
+//! Weights in memory that the CPU also uses get a packed copy, which is updated after every write.
 #![expect(unsafe_code, reason = "a program writes weights in place")]
 
 use std::sync::Arc;
@@ -91,7 +90,7 @@ impl Shared {
     fn write_in_place(&self, offset: usize, bytes: &[u8]) {
         let at = self.buffer.base() + AT + offset;
         let at = std::ptr::with_exposed_provenance_mut::<u8>(at);
-        // SAFETY: inside the buffer, which lives as long as `self`, and no graph is computed.
+        // SAFETY: inside the buffer, which lives as long as `self`, and no graph is running.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
     }
 }
@@ -115,7 +114,7 @@ fn packed_product(device: &Arc<HexDevice>, w: &Weight) -> Vec<f32> {
     work.result()
 }
 
-/// The product with the bytes as they lie.
+/// The product with unpacked weights.
 fn plain_product(w: &Weight) -> Vec<f32> {
     let off = Options {
         repack: Repack::Off,
@@ -141,7 +140,7 @@ fn a_weight_of_each_type_is_multiplied_as_one_that_was_packed() {
         assert_eq!(shared.product(), want, "{kind:?}");
         assert_eq!(shared.product(), want, "{kind:?}, again");
         assert!(device.bytes_beside() > 0, "{kind:?}");
-        // The weight itself is as it was.
+        // The weight's original bytes are unchanged.
         let mut bytes = vec![0; w.bytes.len()];
         shared.buffer.read(&shared.tensor, 0, &mut bytes).unwrap();
         assert_eq!(bytes, w.bytes, "{kind:?}");
@@ -183,7 +182,7 @@ fn a_write_is_noticed_whoever_makes_it() {
             shared.buffer.show_to_cpu(&shared.tensor);
             shared.write_in_place(0, &new.bytes);
             shared.buffer.take_from_cpu(&shared.tensor);
-            // It is multiplied as it lies for a while.
+            // For a while, the weight is multiplied unpacked.
             let plain = plain_product(new);
             assert_eq!([(); 2].map(|()| shared.product()), [plain.clone(), plain]);
         }),
@@ -205,7 +204,7 @@ fn a_write_is_noticed_whoever_makes_it() {
     }
 }
 
-/// A weight that is trained is written by each graph, and not packed each time.
+/// Each graph writes a weight that is trained, so packing it each time would be wasted work.
 #[test]
 fn a_weight_that_a_graph_writes_is_packed_once_graphs_only_read_it() {
     let device = device();
@@ -222,7 +221,7 @@ fn a_weight_that_a_graph_writes_is_packed_once_graphs_only_read_it() {
     assert_eq!(shared.product(), packed);
 }
 
-/// ggml's RPC server does not say what weights are.
+/// ggml's RPC server does not say which tensors are weights.
 #[test]
 fn what_many_graphs_read_and_nothing_writes_is_packed_as_a_weight() {
     let device = device();
@@ -243,7 +242,7 @@ fn what_many_graphs_read_and_nothing_writes_is_packed_as_a_weight() {
         products(3),
         [&plain_new, &plain_new, &packed_new].map(Clone::clone)
     );
-    // A cache is written by graphs, and then never packed.
+    // Graphs write a cache, so it is never packed.
     shared.compute(&old);
     assert_eq!(products(4), [(); 4].map(|()| plain_old.clone()));
 }
@@ -311,11 +310,11 @@ fn experts_are_packed_beside_their_own_bytes() {
     assert!(want.0);
     assert_eq!(product(Place::Device, &shared, Role::Weights), want);
     assert!(device.bytes_beside() > 0);
-    // Experts that are no weights, as far as is known, would be packed by each graph.
+    // These experts are not known to be weights, so each graph would pack them again.
     assert!(!product(Place::Device, &shared, Role::State).0);
 }
 
-/// Numbers in F16, whose rows are no whole blocks.
+/// Numbers in F16, whose rows are not whole blocks.
 fn halves(seed: u64, ne: [usize; 4]) -> Weight {
     let numbers = Numbers::new(seed).floats(ne.iter().product());
     let halves = numbers.iter().map(|number| f16::from_f32(*number));
@@ -327,11 +326,12 @@ fn halves(seed: u64, ne: [usize; 4]) -> Weight {
     }
 }
 
-/// A convolution multiplies rows that IM2COL made with its kernel, which took FP32 on the vectors.
+/// A convolution multiplies rows that IM2COL made with its kernel, which used FP32 on the vector
+/// units.
 #[test]
 fn a_kernel_that_is_the_second_factor_is_multiplied_on_the_matrix_unit() {
     let device = device();
-    // The rows of the last are more than a block.
+    // In the last one, a row is longer than a block.
     for [k, n, m] in [[240, 300, 48], [33, 45, 40], [256, 4000, 32]] {
         let [kernel, rows] = [halves(7, [k, m, 1, 1]), halves(8, [k, n, 1, 1])];
         let packed = buffer_with(&device, &kernel, Place::Packed);

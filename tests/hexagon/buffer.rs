@@ -50,7 +50,7 @@ proptest! {
         let device = DEVICE.with(Arc::clone);
         let w = Weight::random(&mut Numbers::new(9), kind, [kind.block_elems() * blocks, n, slices, 1]);
         let place = if packed { Place::Packed } else { Place::Device };
-        // After another tensor, so that offsets matter.
+        // Placed after another tensor, so that a wrong offset would be noticed.
         let tensor = w.tensor(256, place);
         let buffer = HexBuffer::new(&device, 256 + device.packed_bytes(&tensor), false).unwrap();
         buffer.write(&tensor, 0, w.bytes.len(), Content::Bytes(&w.bytes)).unwrap();
@@ -77,8 +77,8 @@ proptest! {
     }
 }
 
-/// Floats whose packed form fits into a buffer and that do not themselves: a panic at the first
-/// write of a part.
+/// Regression: for floats whose packed form fits into a buffer although they do not, the first
+/// write of a part was a panic.
 #[test]
 fn floats_that_end_behind_the_buffer_are_not_packed() {
     let device = device();
@@ -115,7 +115,7 @@ fn views_of_packed_tensors_are_parts_of_them() {
         .unwrap();
     assert_eq!(all[10 * row..20 * row], view.bytes);
     assert_eq!(all[..10 * row], w.bytes[..10 * row]);
-    // A product with the view uses its rows alone.
+    // A product with the view uses only the view's rows.
     let act = Numbers::new(12).floats(64);
     let work = Work::new(&device, &act, [64, 1, 1, 1], [10, 1, 1, 1], &[]).unwrap();
     let stream = HexStream::new(Arc::clone(&device));
@@ -127,8 +127,8 @@ fn views_of_packed_tensors_are_parts_of_them() {
     assert!(error <= 1e-4, "{error:.2e}");
 }
 
-/// Its bytes were converted as if they were of the other's type, or the write did not fit the
-/// packed form: a panic, which the C border caught.
+/// Regression: the bytes were converted as if they were of the other tensor's type, or the write
+/// did not fit the packed form. This was a panic, which the C interface caught.
 #[test]
 fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() {
     const AT: usize = 4096;
@@ -139,7 +139,8 @@ fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() 
         let new = Weight::random(&mut Numbers::new(14), kind, ne);
         let (row, w) = (old.bytes.len() / ne[1], old.tensor(AT, Place::Packed));
         let act = Numbers::new(15).floats(ne[0]);
-        // Rows that the other tensor writes, and its bytes before and after the weight.
+        // The rows that the other tensor writes, and how many of its bytes are before and after the
+        // weight.
         for (rows, before, behind) in [
             (7..9, 0, 0),
             (0..3, 50, 0),
@@ -186,9 +187,8 @@ fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() 
     }
 }
 
-/// Tensors that lie over each other in any way, each written in parts: a byte has the value that
-/// was written last, whichever tensor it is read by. Behind a weight its packed form may have
-/// changed bytes.
+/// Tensors that overlap in any way, each written in parts: a byte has the value that was written
+/// last, whichever tensor reads it. After a weight's end, its packed form may have changed bytes.
 #[test]
 fn overlapping_tensors_keep_the_bytes_that_were_written_last() {
     let device = device();
@@ -233,7 +233,7 @@ fn overlapping_tensors_keep_the_bytes_that_were_written_last() {
                     (ends[0].min(ends[1]), ends[0].max(ends[1]))
                 }
             };
-            // Finite numbers in every type.
+            // The bytes are finite numbers in every type.
             let value = 1 + numbers.below(40) as u8;
             buffer
                 .write(&tensor, from, to - from, Content::Fill(value))
@@ -256,8 +256,8 @@ fn overlapping_tensors_keep_the_bytes_that_were_written_last() {
     }
 }
 
-/// `GGML_RUST_NPU_REPACK=always` under an RPC client, which lays tensors out by their plain bytes:
-/// the packed form of a mask took the bytes of the indices after it.
+/// `GGML_RUST_NPU_REPACK=always` under an RPC client, which places tensors by their size in ggml's
+/// layout. Regression: the packed form of a mask used the bytes of the indices after it.
 #[test]
 fn a_packed_form_takes_no_bytes_that_others_wrote() {
     const AT: usize = 1024;
@@ -321,7 +321,7 @@ fn a_packed_form_takes_no_bytes_that_others_wrote() {
     }
 }
 
-/// The allocator gave them room for their packed form, in which nothing was written.
+/// The allocator gave them room for their packed form. Regression: nothing was written there.
 #[test]
 fn weights_with_room_are_packed_where_everything_is() {
     let options = Options {
@@ -334,7 +334,7 @@ fn weights_with_room_are_packed_where_everything_is() {
     let step = device.packed_bytes(&weights[0].tensor(0, Place::Packed));
     let buffer = HexBuffer::new(&device, 2 * step, false).unwrap();
     let tensors = [0, 1].map(|index| weights[index].tensor(index * step, Place::Packed));
-    // The upper one first.
+    // The upper tensor first.
     for index in [1, 0] {
         let bytes = &weights[index].bytes;
         (buffer.write(&tensors[index], 0, bytes.len(), Content::Bytes(bytes))).unwrap();
@@ -399,7 +399,7 @@ fn weights_of_an_encoder_take_their_packed_form_alone_where_everything_is_packed
 /// A type whose conversion waits for a product on the same device.
 struct Meeting {
     device: Arc<HexDevice>,
-    /// Packed before: the threads that pack are waiting.
+    /// A weight that was packed before, because the threads that pack are waiting.
     other: Arc<(Weight, HexBuffer)>,
     computed: OnceLock<bool>,
 }
@@ -434,7 +434,8 @@ impl Dequantize for Meeting {
     }
 }
 
-/// While a model was loaded, the tokens of another one waited for each of its weights to be packed.
+/// Regression: while a model was loaded, the tokens of another one waited for each of its weights
+/// to be packed.
 #[test]
 fn the_device_computes_while_a_weight_is_packed() {
     let device = device();
@@ -454,7 +455,7 @@ fn the_device_computes_while_a_weight_is_packed() {
         .write(&w, 0, bytes.len(), Content::Bytes(&bytes))
         .unwrap();
     assert_eq!(meeting.computed.get(), Some(&true));
-    // The same for a write of a part.
+    // The same while a part is written.
     let meeting = Meeting::new(&device);
     let w = Tensor {
         dequantize: Some(&meeting),
@@ -464,8 +465,8 @@ fn the_device_computes_while_a_weight_is_packed() {
     assert_eq!(meeting.computed.get(), Some(&true));
 }
 
-/// Padding of the packed form kept what was in memory before: NaN in results, and graphs that
-/// failed.
+/// Regression: padding of the packed form kept the memory's previous content, which gave NaN in
+/// results and graphs that failed.
 #[test]
 fn a_weight_that_is_filled_has_padding_of_zeros() {
     const N: usize = 40;
@@ -495,11 +496,11 @@ fn a_weight_that_is_filled_has_padding_of_zeros() {
         }
     };
     for kind in KINDS {
-        // Even and odd numbers of blocks.
+        // An even and an odd number of blocks.
         check(kind, kind.block_elems() * 2);
         check(kind, kind.block_elems() * 3);
     }
-    // Floats need no whole blocks.
+    // Rows of floats need not be whole blocks.
     check(Kind::F16, 33);
     check(Kind::Bf16, 33);
 }
@@ -521,7 +522,8 @@ fn a_cleared_buffer_has_no_packed_tensors() {
     assert_eq!(bytes[..8], [0x5a, 0x5a, 0x5a, 1, 2, 3, 4, 0x5a]);
 }
 
-/// The DSP refuses packed weights that do not begin at a line, with which the device was lost.
+/// The DSP refuses packed weights that do not begin at a line. Regression: the device was lost by
+/// that.
 #[test]
 fn a_weight_that_does_not_begin_at_a_line_is_packed_when_it_is_used() {
     let device = device();
@@ -543,8 +545,8 @@ fn a_weight_that_does_not_begin_at_a_line_is_packed_when_it_is_used() {
     assert!(error <= 2e-6, "{error:.2e}");
 }
 
-/// A weight in floats that another stream reads as it lies was put back into ggml's layout while a
-/// graph was planned that multiplies with its packed form: wrong numbers.
+/// Regression: a weight in floats that another stream reads unpacked was put back into ggml's
+/// layout while a graph was planned with its packed form, which gave wrong numbers.
 #[test]
 fn a_weight_is_put_back_while_no_other_stream_plans_with_it() {
     const K: usize = 64;
@@ -576,7 +578,7 @@ fn a_weight_is_put_back_while_no_other_stream_plans_with_it() {
             scope.spawn(|| {
                 let stream = HexStream::new(Arc::clone(&device));
                 begin.wait();
-                // At another moment of the other stream's planning each time.
+                // Starts at a different moment of the other stream's planning each time.
                 std::thread::sleep(Duration::from_micros(100 * round));
                 stream
                     .submit(0, &mut [negative(weight, &buffer, &out)])
@@ -585,7 +587,7 @@ fn a_weight_is_put_back_while_no_other_stream_plans_with_it() {
             let work = Work::new(&device, &act, [K, 1, 2, 1], [K, 1, 2, 1], &[]).unwrap();
             let other = HexBuffer::new(&device, size_of_val(&act[..]), false).unwrap();
             let stream = HexStream::new(Arc::clone(&device));
-            // The rest takes long to plan.
+            // The other nodes take long to plan.
             let mut nodes = vec![work.node(Op::MulMat, weight, &buffer)];
             nodes.extend((0..500).map(|_| negative(work.act, &work.buffer, &other)));
             begin.wait();

@@ -19,7 +19,7 @@ use half::{bf16, f16};
 use hexagon_ops::sim::{self, Coherence};
 pub use test_kit::Numbers;
 
-/// Returns the options of a stand-in under strict coherence, where a forgotten cache operation
+/// Returns the options of a stand-in with strict coherence, in which a forgotten cache operation
 /// shows.
 pub fn strict(arch: u32) -> sim::Options {
     let mut options = sim::Options::new(arch);
@@ -200,7 +200,8 @@ impl Kind {
                 return;
             }
             Self::Blocks(Format::Mxfp4) => {
-                // E8M0: 2^(e - 127); doubled values, so one less.
+                // E8M0 stands for 2^(e - 127). The table has doubled values, so the exponent is one
+                // less.
                 let e = 120 + (numbers.bits() % 8) as u8;
                 bytes.push(e);
                 let d = f32::from_bits(u32::from(e - 1) << 23);
@@ -255,7 +256,7 @@ impl Weight {
         }
     }
 
-    /// Returns the tensor at `offset` of a buffer, which is one of weights if `place` says so.
+    /// Returns the tensor at `offset` of a buffer, whose kind is `place`.
     pub fn tensor(&self, offset: usize, place: Place) -> Tensor<'static> {
         let format = match self.kind {
             Kind::Blocks(format) => Some(format),

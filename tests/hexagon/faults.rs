@@ -1,5 +1,5 @@
-//! A DSP that fails: a clear error within the time-out, right results or none, and everything else
-//! works.
+//! Failures of the DSP: each gives a clear error within the time-out, right results or none, and
+//! everything else works.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use hexagon_ops::sim::{MatrixUnit, parse_faults};
 use super::common::*;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// More than a call takes that waits for [`TIMEOUT`] once, on a busy machine, too.
+/// Longer than a call that waits for [`TIMEOUT`] once, even on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
 fn start(faults: &str) -> Result<std::sync::Arc<ggml_rust_npu::hexagon::HexDevice>> {
@@ -39,7 +39,7 @@ fn of_start() -> (u64, u64) {
     (machine.submissions(), allocations)
 }
 
-/// Multiplies until something fails: the error, and how long the failing call took.
+/// Multiplies until a call fails. Returns the error, and the duration of the failing call.
 fn until_failure(faults: &str) -> (Error, Duration) {
     let began = Instant::now();
     let device = match start(faults) {
@@ -66,7 +66,7 @@ fn until_failure(faults: &str) -> (Error, Duration) {
             }
             Err(failed) => {
                 let took = began.elapsed();
-                // The device is out of use at once, without waiting.
+                // The device must be out of use at once, without a wait.
                 let began = Instant::now();
                 let again = mul_mat(&device, &w, &buffer, &act, [64, 1, 1, 1]).unwrap_err();
                 let refused = matches!(
@@ -105,7 +105,7 @@ fn a_start_that_fails_names_the_call() {
     for (faults, call) in [
         ("remote_handle64_open:1=0x80000406", "remote_handle64_open"),
         ("remote_session_control:2=20", "remote_session_control"),
-        // MAP_FAILED, and null.
+        // The allocator's failures: MAP_FAILED, and null.
         ("rpcmem_alloc:1+=-1,rpcmem_alloc2:1+=-1", "rpcmem_alloc"),
         ("rpcmem_alloc:1+=2,rpcmem_alloc2:1+=2", "rpcmem_alloc"),
         ("fastrpc_mmap:1=1", "fastrpc_mmap"),
@@ -159,7 +159,7 @@ fn memory_that_cannot_be_had_later_is_an_error_that_passes() {
     assert!(mul_mat(&device, &w, &buffer, &act, [64, 1, 1, 1]).is_ok());
 }
 
-/// Libraries that make their allocator ready themselves would forget what they have allocated.
+/// Libraries that initialize their allocator themselves would forget their allocations.
 #[test]
 fn an_allocator_is_made_ready_once_and_only_before_its_first_allocation() {
     let calls_of = |needs_rpcmem_init: bool, faults: &str| {
@@ -177,7 +177,7 @@ fn an_allocator_is_made_ready_once_and_only_before_its_first_allocation() {
     assert_eq!(calls_of(true, ""), (1, 0));
     let later = format!("rpcmem_alloc2:{}=2", of_start().1 + 2);
     assert_eq!(calls_of(false, &later), (0, 1));
-    // One that fails for another reason is asked once more.
+    // A call that fails for another reason is repeated once.
     assert_eq!(calls_of(false, "rpcmem_alloc2:1=2"), (1, 0));
 }
 
@@ -200,7 +200,7 @@ fn one_lost_device_leaves_the_others_alone() {
         assert!(reference::nmse(&have, &want) <= 1e-4);
     }
     assert!(failed && broken.npu().is_lost() && !healthy.npu().is_lost());
-    // Bytes that were written to the lost device can still be read.
+    // Bytes that were written to the lost device can still be read back.
     let mut bytes = vec![0; w.bytes.len()];
     bad.read(&w.tensor(0, Place::Packed), 0, &mut bytes)
         .unwrap();
@@ -232,14 +232,14 @@ fn the_ring_and_all_buffers_are_unmapped_before_the_process_ends() {
     };
     let npu = HexNpu::open(&"HEX0".into(), &rpc, caps, settings).unwrap();
     let buffer = npu.allocate(1000).unwrap();
-    // The buffer is the last owner of the session.
+    // The buffer is now the last owner of the session.
     drop(npu);
     drop(buffer);
     let machine = rpc.stand_in().unwrap();
     let calls = ["fastrpc_mmap", "fastrpc_munmap"].map(|symbol| machine.calls(symbol));
     assert_eq!(calls, [2, 2]);
     assert_eq!(machine.refusals("fastrpc_munmap"), 0);
-    // The serving thread is not waited for without end.
+    // Waiting for the serving thread must end.
     let deadline = Instant::now() + Duration::from_secs(60);
     while machine.live() != hexagon_ops::sim::Live::default() {
         assert!(Instant::now() < deadline, "{:?}", machine.live());
@@ -254,7 +254,7 @@ fn no_signal_reaches_the_thread_that_serves() {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let mut servers = 0;
     for task in tasks.map(|task| task.unwrap().path()) {
-        // A thread of another test may be gone.
+        // A thread of another test may have ended.
         let Ok(name) = std::fs::read_to_string(task.join("comm")) else {
             continue;
         };
@@ -266,7 +266,7 @@ fn no_signal_reaches_the_thread_that_serves() {
         let blocked = u64::from_str_radix(blocked, 16).unwrap();
         if name.trim() == "HEX0-serve" {
             servers += 1;
-            // KILL and STOP cannot be blocked; 32 and 33 are the C library's own.
+            // KILL and STOP cannot be blocked, and the C library uses 32 and 33 itself.
             let exempt = [9, 19, 32, 33].map(|signal| 1 << (signal - 1));
             let exempt: u64 = exempt.iter().sum();
             assert_eq!(blocked | exempt, u64::MAX, "{blocked:#x}");
@@ -300,8 +300,8 @@ fn a_session_ends_after_sixteen_interrupted_calls() {
     assert_eq!(calls, 1 + 16);
 }
 
-/// Else the host finds out only after a tenth of a second that the DSP has parked: the first token
-/// after a pause waited for it.
+/// Regression: the host noticed only after a tenth of a second that the DSP had parked, so the
+/// first token after a pause waited for that.
 #[test]
 fn a_parked_dsp_is_called_at_once() {
     let device = device();
@@ -309,12 +309,12 @@ fn a_parked_dsp_is_called_at_once() {
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
     let buffer = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(64);
-    // On a busy machine most calls may take longer.
+    // On a busy machine most calls may take longer than that.
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut quickest = Duration::MAX;
     while quickest >= Duration::from_millis(40) {
         assert!(Instant::now() < deadline, "{quickest:?}");
-        // It parks after 15 ms without work.
+        // The DSP parks after 15 ms without work.
         std::thread::sleep(Duration::from_millis(60));
         let began = Instant::now();
         mul_mat(&device, &w, &buffer, &act, [64, 1, 1, 1]).unwrap();
@@ -322,7 +322,8 @@ fn a_parked_dsp_is_called_at_once() {
     }
 }
 
-/// A remembered graph is one command of the ring: its time-out counted from its first command.
+/// A remembered graph is one command of the ring. Regression: its time-out was counted from its
+/// first command.
 #[test]
 fn a_remembered_graph_may_take_longer_than_the_time_out() {
     let mut sim = strict(75);
@@ -377,7 +378,7 @@ fn vtcm_that_another_program_holds_is_waited_for() {
         let text = device_with(sim, options).unwrap_err().to_string();
         assert!(text.contains("held VTCM"), "{serving:?}: {text}");
     }
-    // It gets VTCM, and hangs then.
+    // The DSP gets VTCM, and then hangs.
     let mut sim = strict(75);
     sim.vtcm_taken = 1;
     sim.faults = parse_faults("dsp:1=hang").unwrap();
@@ -385,7 +386,8 @@ fn vtcm_that_another_program_holds_is_waited_for() {
     assert!(text.contains("has not answered"), "{text}");
 }
 
-/// Each waits for VTCM that the other one has, and gets it after the other one's submission.
+/// Each session waits for VTCM, which the other one has, and gets it after the other one's
+/// submission.
 #[test]
 fn two_sessions_that_generate_take_turns() {
     const TURNS: usize = 30;
@@ -412,7 +414,7 @@ fn two_sessions_that_generate_take_turns() {
             scope.spawn(move || {
                 let buffer = buffer_with(device, w, Place::Packed);
                 let mut turns = 0;
-                // Busy until both are done.
+                // One thread keeps the device busy until both others have finished.
                 while finished.load(Ordering::Relaxed) < 2 {
                     let have = mul_mat(device, w, &buffer, act, [64, 1, 1, 1]);
                     let is_right = have.as_ref().is_ok_and(|have| have == want);
@@ -475,7 +477,8 @@ fn a_matrix_unit_that_is_missing_or_wrong_is_left_alone() {
         assert_eq!(is_told, !left, "{what}: {}", device.description());
         check_products(&device, &what);
     }
-    // The unit of a later chip is known to exist: one that is wrong is no reason to trust the rest.
+    // A later chip certainly has the unit. If the unit's results are wrong, other results cannot be
+    // trusted either.
     let mut sim = strict(75);
     sim.matrix = MatrixUnit::Wrong;
     let error = device_with(sim, OPTIONS).unwrap_err();

@@ -27,7 +27,7 @@ struct Layer {
     g: Tensor<'static>,
     cache: Tensor<'static>,
     results: [Tensor<'static>; 4],
-    /// `true` if the program declares that nothing else reads the normed x and the product.
+    /// `true` if the program declares that no other node reads the normed x and the product.
     fuses: bool,
 }
 
@@ -154,7 +154,7 @@ impl Layer {
         let product = mul_mat(&normed, &self.w.values, K);
         let sum = product.iter().zip(x).map(|(a, b)| a + f64::from(*b));
         let want: Vec<f64> = sum.collect();
-        // The matrix unit takes and gives FP16, and so does the cache: three roundings to 11 bits.
+        // The matrix unit reads and writes FP16, and so does the cache: three roundings to 11 bits.
         let error = nmse(&self.result(), &want);
         assert!(error <= 1e-6, "{error:.2e}");
     }
@@ -176,19 +176,19 @@ fn a_graph_is_computed_and_computed_again_without_its_nodes() {
         }
         layer.check(&x);
     }
-    // The DSP has a separate thread, which is not counted.
+    // Allocations of the DSP's thread are not counted.
     let replay = || allocations(|| stream.replay(7).unwrap().unwrap());
     assert_eq!([replay(), replay()], [0, 0]);
     assert!(
         allocations(|| layer.compute(&stream, 8)) > 0,
         "is the allocator counted?"
     );
-    // A graph without a number is not remembered.
+    // A graph without a number is not cached.
     layer.compute(&stream, 0);
     assert!(stream.replay(0).is_none());
 }
 
-/// 256 are remembered; one more takes the place of that whose last use is the longest ago.
+/// 256 graphs are cached; another one replaces the least recently used.
 #[test]
 fn the_graph_that_was_used_longest_ago_is_forgotten() {
     let device = device();
@@ -202,7 +202,7 @@ fn the_graph_that_was_used_longest_ago_is_forgotten() {
     layer.compute(&stream, 257);
     let gone = (1..=257).filter(|graph| stream.replay(*graph).is_none());
     assert_eq!(gone.collect::<Vec<_>>(), [3]);
-    // All of them were used in this order since.
+    // All other graphs were used in this order since then.
     layer.compute(&stream, 258);
     assert!(stream.replay(1).is_none());
     assert_eq!(stream.device_name(), "HEX0");
@@ -212,7 +212,7 @@ fn the_graph_that_was_used_longest_ago_is_forgotten() {
 fn what_only_the_next_node_reads_is_one_command_with_it() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fused.csv");
     let table = path.with_extension("HEX0.csv");
-    // An earlier run's must not be taken for this one's.
+    // A file of an earlier run must not be mistaken for this one's.
     let _ = std::fs::remove_file(&table);
     let options = Options {
         trace: Some(&path),
@@ -264,12 +264,12 @@ fn a_recorded_graph_has_its_nodes_commands_and_inputs_and_is_not_computed() {
     let stream = HexStream::new(Arc::clone(&device));
     layer.compute(&stream, 1);
     stream.replay(1).unwrap().unwrap();
-    // What was never written is poison.
+    // Memory that was never written is poisoned.
     assert!(layer.result().iter().all(|x| x.is_nan()));
     let text = std::fs::read_to_string(&path).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 2);
-    // The same commands on the same numbers.
+    // The same commands with the same numbers.
     assert_eq!(lines[0], lines[1]);
     let after = |key: &str| -> Vec<&str> { lines[0].split(key).skip(1).collect() };
     let ops = after("\"ops\":\"");
@@ -342,7 +342,7 @@ fn a_graph_is_forgotten_when_its_memory_changes() {
     let layer = Layer::new(&device);
     layer.write(&layer.x, &Numbers::new(4).floats(K * M));
     layer.compute(&stream, 9);
-    // Weights are written again to the same place: the commands are still valid.
+    // The weights are written again to the same place, so the cached commands are still valid.
     let bytes = layer.w.bytes.clone();
     (layer.weights)
         .write(
@@ -357,8 +357,8 @@ fn a_graph_is_forgotten_when_its_memory_changes() {
     assert!(stream.replay(9).is_none(), "freed");
 }
 
-/// With every other layer on the CPU a token has a graph for each of the others: none of nine was
-/// still known when it came again.
+/// With every other layer on the CPU, a token has a graph for each of the others. Regression: none
+/// of nine graphs was still known when it came again.
 #[test]
 fn many_small_graphs_are_remembered_and_few_that_hold_much() {
     let device = device();
@@ -368,7 +368,7 @@ fn many_small_graphs_are_remembered_and_few_that_hold_much() {
     (1..=49).for_each(|graph| layer.compute(&stream, graph));
     assert!((1..=49).all(|graph| stream.replay(graph).is_some()));
 
-    // Activations in F16 become F32 in 8 MiB of each graph.
+    // Each graph needs 8 MiB in which F16 activations become F32.
     let w = Weight::random(&mut Numbers::new(5), Kind::F16, [1 << 10, 32, 1, 1]);
     let buffer = buffer_with(&device, &w, Place::Packed);
     let act = tensor("act", DType::F16, [1 << 10, 1 << 11, 1, 1], 0);
@@ -391,13 +391,13 @@ fn many_small_graphs_are_remembered_and_few_that_hold_much() {
     }
     let kept = (1..=12).filter(|graph| stream.replay(*graph).is_some());
     assert_eq!(kept.collect::<Vec<_>>(), [5, 6, 7, 8, 9, 10, 11, 12]);
-    // The next ones do not keep what those that were forgotten for them held.
+    // Later graphs do not keep the memory of those that were dropped for them.
     (101..=149).for_each(|graph| layer.compute(&stream, graph));
     assert!((101..=149).all(|graph| stream.replay(graph).is_some()));
 }
 
-/// Neither the buffers of each command nor room for larger graphs was counted, so that graphs held
-/// three times their limit.
+/// Regression: neither the buffers of each command nor the room for larger graphs was counted, so
+/// graphs held three times their limit.
 #[test]
 fn bytes_that_remembered_graphs_hold_are_counted_and_limited() {
     const LIMIT_BYTES: isize = 64 << 20;
@@ -405,9 +405,9 @@ fn bytes_that_remembered_graphs_hold_are_counted_and_limited() {
     let layer = Layer::new(&device);
     layer.write(&layer.x, &Numbers::new(4).floats(K * M));
     let stream = HexStream::new(Arc::clone(&device));
-    // What the session and the stream keep for their largest graph.
+    // The memory that the session and the stream keep for their largest graph.
     layer.compute_times(&stream, 0, 400);
-    // A graph without a number leaves its room to the next one, which gives it back.
+    // A graph without a number passes its memory on to the next graph, which frees it.
     layer.compute_times(&stream, 500, 3);
     let counted = || stream.heap_bytes().cast_signed();
     let before = counted();
@@ -425,7 +425,7 @@ fn bytes_that_remembered_graphs_hold_are_counted_and_limited() {
         "{counted} bytes are counted, {live} are held"
     );
 
-    // Small graphs that take the place of large ones do not keep their memory.
+    // Small graphs that replace large ones must not keep the memory of the large ones.
     let more = live_bytes(|| {
         (101..=220).for_each(|graph| layer.compute_times(&stream, graph, 400));
         (301..=420).for_each(|graph| layer.compute_times(&stream, graph, 3));
@@ -453,7 +453,7 @@ fn operands_that_overlap_or_are_not_aligned_are_refused_before_the_device_sees_t
     let error = failed.error.to_string();
     assert!(error.contains("overlap"), "{error}");
     assert_eq!(failed.node, Some(1));
-    // An operand that is not aligned: the planner did not know where it lies.
+    // An operand that is not aligned, which the planner could not know.
     let dst = Tensor {
         packed_offset: layer.results[0].packed_offset + 2,
         ..layer.results[0]
@@ -467,7 +467,7 @@ fn operands_that_overlap_or_are_not_aligned_are_refused_before_the_device_sees_t
     layer.check(&x);
 }
 
-/// The same for products, whose refusal by the DSP would be the end of the device.
+/// Products are checked in the same way, because the device would be lost if the DSP refused one.
 #[test]
 fn products_that_overlap_or_are_not_aligned_are_refused_before_the_device_sees_them() {
     let device = device();
@@ -495,7 +495,7 @@ fn products_that_overlap_or_are_not_aligned_are_refused_before_the_device_sees_t
         let error = failed.error.to_string();
         assert!(error.contains(words), "{error}");
     }
-    // Products of experts: each row of x has chosen the only one.
+    // Products of experts in which each row of x chooses the only expert.
     let row_each =
         |at: Tensor<'static>| tensor(at.name, DType::F32, [K, 1, M, 1], at.packed_offset);
     let [act, dst] = [layer.x, product].map(row_each);
@@ -516,8 +516,8 @@ fn products_that_overlap_or_are_not_aligned_are_refused_before_the_device_sees_t
     layer.check(&x);
 }
 
-/// Weights in F32 are packed as F16 if they have three dimensions. Other operations read and write
-/// them as they lie: they are put back into ggml's layout for those.
+/// Weights in F32 are packed as F16 if they have three dimensions. Other operations need ggml's
+/// layout, so the weights are put back into it.
 #[test]
 fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
     let device = device();
@@ -532,7 +532,7 @@ fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
         let elements = bytes.as_chunks().0.iter();
         elements.map(|x| f32::from_le_bytes(*x)).collect()
     };
-    // As activations.
+    // Read as activations.
     let buffer = buffer_with(&device, &floats, Place::Packed);
     let product = Tensor {
         role: Role::Result,
@@ -555,7 +555,7 @@ fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
         let want = mul_mat(act, &layer.w.values, K);
         assert!(nmse(have, &want) <= 1e-4);
     }
-    // As activations of a product that is computed as the factors lie.
+    // Read as activations of a product that is computed unpacked.
     let floats = Weight::random(&mut Numbers::new(6), Kind::Bf16, [K, M, 1, 1]);
     let buffer = buffer_with(&device, &floats, Place::Packed);
     layer.compute(&stream, 0);
@@ -581,7 +581,7 @@ fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
         let want = mul_mat(act, &layer.result(), K);
         assert!(nmse(have, &want) <= 1e-4);
     }
-    // As a result: the first plane.
+    // Written as a result: the first plane.
     let floats = Weight::random(&mut Numbers::new(5), Kind::F32, [K, M, 2, 1]);
     let buffer = buffer_with(&device, &floats, Place::Packed);
     let plane = Tensor {
@@ -596,8 +596,8 @@ fn packed_floats_are_put_back_for_what_reads_or_writes_them_as_they_lie() {
     assert!(read(&weight, &buffer) == want);
 }
 
-/// Cached bytes in memory that the CPU reads in place: ggml copies from there by writing the bytes
-/// that it finds, so a saved sequence was as old as the CPU's cache.
+/// ggml copies from memory that the CPU reads in place by writing the bytes that it finds.
+/// Regression: a saved sequence was as old as the CPU's cache.
 #[test]
 fn a_cache_is_copied_as_the_dsp_left_it() {
     let device = device();
@@ -612,7 +612,7 @@ fn a_cache_is_copied_as_the_dsp_left_it() {
     layer.memory.read(&layer.cache, 0, &mut want).unwrap();
     assert_eq!(copied, want);
     assert!(want.iter().any(|byte| *byte != 0));
-    // Bytes elsewhere, only partly inside, or released are not the device's.
+    // Bytes that are elsewhere, only partly inside, or released do not count as the device's.
     let weights = layer.weights.base();
     let end = layer.memory.base() + 7 * K * M * 4;
     let outside = [

@@ -1,6 +1,6 @@
 //! Weights in groups of 2 × 16 come from a pack in place of Q4_0 or Q8_0 tiles of the same tensor;
-//! the tensor's own bytes stay, and whatever does not fit, or is written over, is of its own type
-//! again.
+//! the tensor's bytes are kept, and a weight that does not fit, or is overwritten, uses its own
+//! type again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl Both {
                 for kt in 0..k / 32 {
                     let d = f16::from_f32(numbers.float() / 8.0);
                     bytes.extend(d.to_le_bytes());
-                    // Each column has its even k first, then its odd one.
+                    // In each column the even k comes first, then the odd one.
                     let mut levels = [[0.0; 2]; 16];
                     if format == Format::Q4_0 {
                         for pair in &mut levels {
@@ -61,13 +61,14 @@ impl Both {
                         }
                     } else {
                         for i in 0..32 {
-                            // -128 is a value that no quantizer makes.
+                            // No quantizer produces -128, so it is avoided.
                             let level = (numbers.bits() as i8).max(-127);
                             bytes.push(level.cast_unsigned());
                             levels[i % 16][i / 16] = f32::from(level);
                         }
                     }
-                    // Group g: k = 2·(g/2) and the next, columns 16·(g%2)...
+                    // Group g holds k = 2·(g/2) and the next one, for 16 columns starting at
+                    // 16·(g%2).
                     let (g, first) = (row % 32, row / 32 * 32 + row % 2 * 16);
                     for (c, pair) in levels.iter().enumerate().filter(|(c, _)| first + c < n) {
                         let at = (slice * n + first + c) * k + kt * 32 + g / 2 * 2;
@@ -111,7 +112,7 @@ impl Both {
 fn layout(w: &Weight) -> WeightLayout {
     let own = WeightLayout::new(&w.tensor(0, Place::Packed)).unwrap();
     let groups = own.groups().unwrap();
-    // They take each other's place in memory.
+    // Each can replace the other in memory.
     assert_eq!(groups.bytes(), own.bytes());
     groups
 }
@@ -135,8 +136,8 @@ fn multiplies(device: &Arc<HexDevice>, w: &Weight, buffer: &HexBuffer, values: &
         let act = numbers.floats(m * k);
         let have = mul_mat(device, w, buffer, &act, [k, m, 1, 1]).unwrap();
         let want = reference::mul_mat(&act, values, k);
-        // Relative to the power that uncorrelated rows would have: a single product may cancel to
-        // almost nothing.
+        // The error is relative to the power that uncorrelated rows would have, because a single
+        // product may cancel to almost nothing.
         let norms = |rows: &[f32]| -> f64 { rows.iter().map(|x| f64::from(x * x)).sum() };
         let errors = have
             .iter()
@@ -199,7 +200,7 @@ fn experts_get_their_rows(format: Format) {
         let act = &act[row / slots * k..][..k];
         let values = &both.values[ids[row] as usize * k * n..][..k * n];
         let error = reference::nmse(have, &reference::mul_mat(act, values, k));
-        // A mean of 40 numbers, not of many rows.
+        // The limit is wider, because this is a mean of 40 numbers and not of many rows.
         assert!(error <= 4.0 * LIMIT, "row {row}: {error:.2e}");
     }
 }
@@ -244,7 +245,7 @@ fn a_write_makes_blocks(format: Format) {
         product(&device, &buffer),
         product(&plain_device, &fresh_buffer)
     );
-    // All of it: other weights, and then those that the pack knows.
+    // Written as a whole: first other weights, then the ones in the pack.
     buffer
         .write(&tensor, 0, other.bytes.len(), Content::Bytes(&other.bytes))
         .unwrap();
@@ -282,11 +283,11 @@ fn a_pack_of_groups_that_does_not_fit_leaves_the_weights_as_they_are() {
     same("corrupted payload");
     std::fs::write(&path, &file[..file.len() - 1]).unwrap();
     same("truncated");
-    // Groups of another shape under this name.
+    // The name belongs to groups of another shape.
     let wide = Both::random(&mut numbers, Format::Q4_0, [96, 40, 1, 1]);
     wide.write(&path, &both.plain.bytes);
     same("another shape");
-    // Groups of another type.
+    // The name belongs to groups of another type.
     let bytes = Both::random(&mut numbers, Format::Q8_0, [64, 40, 1, 1]);
     bytes.write(&path, &both.plain.bytes);
     same("another type");

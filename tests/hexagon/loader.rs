@@ -1,5 +1,5 @@
-//! The questions of llama.cpp's loader: with which operation it asks where a weight goes, and where
-//! the weight must go so that no graph is cut at its real operation.
+//! The questions of llama.cpp's loader: the operation with which it asks for a weight's place, and
+//! the place that the weight must get so that no graph is cut at its real operation.
 
 use ggml_rust_npu::backend::Device;
 use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
@@ -139,7 +139,7 @@ fn a_weight_lands_where_its_operation_runs() {
     window.dst = unpacked(DType::F16, window.dst.shape.ne);
     let mut scale = Question::new(Op::Scale, 0, &[unpacked(F, bias)], bias);
     scale.params[0] = 1.0_f32.to_bits().cast_signed();
-    // Sizes that the loader makes up: 123 of all, whatever the weight has.
+    // The loader invents sizes: every dimension is 123, whatever the weight's size.
     let all = unpacked(F, [123, 123, 123, 1]);
     let first = unpacked(F, [64, 32, 1, 1]);
     let states = unpacked(F, [123, 123, 123, 123]);
@@ -208,7 +208,7 @@ fn a_weight_lands_where_its_operation_runs() {
             binary(Op::Div, bias, bias),
             Lands::Shared,
         ),
-        // The loader does not know the rotation: no dimensions, and a base of 0.
+        // The loader does not know the rotation, so it asks with no dimensions and a base of 0.
         ("factors of frequencies", rope(4), Lands::Shared),
         ("factors, first layer without heads", rope(0), Lands::Shared),
         (
@@ -226,7 +226,7 @@ fn a_weight_lands_where_its_operation_runs() {
     }
 }
 
-/// Caches and states without rows yet; LFM2 was cut by them.
+/// Caches and states without rows. Regression: the graphs of LFM2 were split at them.
 #[test]
 fn a_node_without_elements_is_claimed_whatever_it_is() {
     let device = device();
@@ -235,7 +235,7 @@ fn a_node_without_elements_is_claimed_whatever_it_is() {
         let src = [unpacked(F, empty), unpacked(F, empty)];
         assert_ne!(Question::new(op, 0, &src, empty).ask(&device), Lands::Cpu);
     }
-    // The result has elements, but none of them changes.
+    // The result has elements, but none of them is changed.
     let src = [unpacked(F, empty), unpacked(DType::I64, [0, 1, 1, 1])];
     let set = Question::new(Op::SetRows, 0, &src, [256, 8, 1, 1]);
     assert_ne!(set.ask(&device), Lands::Cpu);

@@ -1,5 +1,5 @@
-//! Operands that are not as kernels want them: activations in F16, weights of a cache, which are
-//! packed when they are used, and both as views with their heads and tokens exchanged.
+//! Operands that are not in the form that kernels need: activations in F16, weights of a cache,
+//! which are packed when they are used, and both as views with their heads and tokens exchanged.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ const AT: usize = 256;
 /// Order of the rows of a tensor in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
-    /// One after another.
+    /// The rows follow each other.
     Dense,
-    /// Those of dimensions 1 and 2 exchanged, as heads and tokens of a cache are.
+    /// The rows of dimensions 1 and 2 are exchanged, as heads and tokens of a cache are.
     Exchanged,
 }
 
@@ -92,7 +92,8 @@ const K: usize = 64;
 const N: usize = 40;
 
 impl Product {
-    /// Each dimension has a different factor, so that they cannot be exchanged.
+    /// Returns a product whose dimensions all have different sizes, so that no two of them can be
+    /// confused.
     fn new(device: &Arc<HexDevice>, m: usize, [w, act]: [Rows; 2], place: Place) -> Self {
         let dst = tensor("dst", DType::F32, [N, m, 4, 9], AT);
         let bytes = AT + N * m * 36 * 4;
@@ -126,7 +127,7 @@ impl Product {
             let slice = plane / 4 / 3 * 2 + plane % 4 / 2;
             let want = reference::mul_mat(act, &w[slice * K * N..][..K * N], K);
             let error = nmse(have, &want);
-            // Factors in FP16, sums in FP32.
+            // Factors are in FP16, sums in FP32.
             assert!(error <= 1e-6, "plane {plane}: {error:.2e}");
         }
     }
@@ -144,14 +145,14 @@ fn views_in_f16_are_multiplied_wherever_they_lie() {
         let stream = HexStream::new(Arc::clone(&device));
         let mut numbers = Numbers::new(5);
         for rows in [[Dense, Dense], [Exchanged, Dense], [Dense, Exchanged]] {
-            // Two in one graph, of different size, the larger one last: each has separate memory.
+            // Two products in one graph, the larger one last. Each needs separate memory.
             let products = [1, 3].map(|m| Product::new(&device, m, rows, place));
             for _ in 0..2 {
                 let values = (products.each_ref()).map(|product| {
                     let w = product.w.fill(&mut numbers);
                     (w, product.act.fill(&mut numbers))
                 });
-                // What the host packed for a graph is old when it is computed again.
+                // What the host packed for a graph is out of date when the graph runs again.
                 match stream.replay(3) {
                     Some(done) => done.unwrap(),
                     None => {
@@ -166,7 +167,7 @@ fn views_in_f16_are_multiplied_wherever_they_lie() {
     }
 }
 
-/// The DSP converts them each time, from where they lie.
+/// The DSP converts them each time, from their original place.
 #[test]
 fn activations_in_f16_are_read_again_when_their_graph_is_computed_again() {
     let device = device();
@@ -185,8 +186,8 @@ fn activations_in_f16_are_read_again_when_their_graph_is_computed_again() {
     }
 }
 
-/// RWKV multiplies with `ggml_reshape_4d(w, k, n, 1, 5)` of a weight of [k, n, 5]: the host packed
-/// it again for each graph.
+/// RWKV multiplies with `ggml_reshape_4d(w, k, n, 1, 5)` of a weight of [k, n, 5]. Regression: the
+/// host packed it again for each graph.
 #[test]
 fn a_reshaped_weight_is_used_as_it_was_packed() {
     let device = device();
@@ -217,9 +218,9 @@ fn a_reshaped_weight_is_used_as_it_was_packed() {
     }
 }
 
-/// Without flash attention a graph writes keys into a cache, then multiplies with it: the host
-/// packed the cache for the product before the write, and the product had the keys of the graph
-/// before.
+/// Without flash attention a graph writes keys into a cache, then multiplies with it. Regression:
+/// the host packed the cache for the product before the write, so the product had the keys of the
+/// previous graph.
 #[test]
 fn a_cache_that_is_packed_at_use_has_what_its_graph_wrote() {
     const ROWS: [usize; 3] = [30, 0, 7];
@@ -230,7 +231,7 @@ fn a_cache_that_is_packed_at_use_has_what_its_graph_wrote() {
     ] {
         let options = Options { repack, ..OPTIONS };
         let device = device_with(strict(75), options).unwrap();
-        // Errors of keys in 16, 8 and 4 bits.
+        // The error limits for keys of 16, 8 and 4 bits.
         for (kind, limit) in [
             (Kind::F16, 1e-6),
             (Kind::Blocks(Format::Q8_0), 1e-4),
@@ -292,8 +293,8 @@ fn a_cache_that_is_packed_at_use_has_what_its_graph_wrote() {
                 let error = nmse(&have, &reference::mul_mat(&queries, &cached, K));
                 assert!(error <= limit, "{repack:?} {kind:?} {round}: {error:.2e}");
             }
-            // A row that is not there is the first node's failure, although the second needed its
-            // result.
+            // An index outside the table is the first node's failure, although the second node
+            // needed its result.
             write(&indices, bytemuck::cast_slice(&[99_i64, 0, 7]));
             let whole = Some(&buffer);
             let node = |operation| node(operation, whole, [whole; MAX_SOURCES]);

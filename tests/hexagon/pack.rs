@@ -1,5 +1,5 @@
-//! Weights come from a pack file if it is theirs, and are packed otherwise; either way the bytes
-//! are the same.
+//! Weights are read from a pack file if it belongs to them, and are packed otherwise. In both cases
+//! the bytes are the same.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn bytes(dtype: GgmlType, kind: Option<Kind>, ne: [usize; 4], seed: u64) -> Vec<
         Some(kind) => Weight::random(&mut numbers, kind, ne).bytes,
         None => {
             let blocks = ne.iter().product::<usize>() / dtype.block_elems();
-            // Scale and minimum; F16 has numbers only.
+            // A block has a scale and a minimum; F16 has only numbers.
             let block = |_| {
                 let halves = [(); 2].map(|()| half::f16::from_f32(numbers.float()).to_le_bytes());
                 let rest = (4..dtype.block_bytes()).map(|_| numbers.bits() as u8);
@@ -112,7 +112,7 @@ fn load(
     }
     let tensor = weight(dtype, ne);
     let buffer = HexBuffer::new(&device, device.packed_bytes(&tensor), false).unwrap();
-    // The previous content of the memory must not show.
+    // The buffer's previous content must not matter.
     buffer.clear(0xa5);
     buffer
         .write(&tensor, 0, source.len(), Content::Bytes(source))
@@ -132,7 +132,7 @@ fn load(
     (back, work.result())
 }
 
-/// Tests that a weight comes from a pack that has it, and then is what packing gives.
+/// Tests that a weight is loaded from a pack that has it, and equals the result of packing.
 fn comes_from_the_pack(dtype: GgmlType, kind: Option<Kind>, ne: [usize; 4]) {
     let name = dtype.name();
     let (source, other) = (bytes(dtype, kind, ne, 1), bytes(dtype, kind, ne, 2));
@@ -144,7 +144,8 @@ fn comes_from_the_pack(dtype: GgmlType, kind: Option<Kind>, ne: [usize; 4]) {
         load(Some(&path), true, dtype, ne, &source) == want,
         "{name}"
     );
-    // Another weight's bytes under this one's fingerprint: only the pack can have brought them.
+    // The pack has another weight's bytes under this weight's fingerprint, so the result shows that
+    // the pack was used.
     write(&path, dtype, ne, &other, &source);
     let (back, product) = load(Some(&path), true, dtype, ne, &source);
     let lossless = kind.is_some_and(|kind| kind != Kind::Bf16);
@@ -163,7 +164,7 @@ fn a_weight_comes_from_the_pack_and_is_the_one_that_packing_gives() {
 
 #[test]
 fn a_weight_that_is_copied_in_pieces_is_the_one_that_packing_gives() {
-    // Over 4 MiB, more than are copied at once, and no multiple of that.
+    // More than the 4 MiB that are copied at once, and not a multiple of that.
     let kind = Some(Kind::Blocks(Format::Q8_0));
     comes_from_the_pack(GgmlType::Q8_0, kind, [2048, 2400, 1, 1]);
 }
@@ -187,7 +188,7 @@ fn a_pack_that_is_not_of_this_weight_is_not_used() {
     };
     write(&path, GgmlType::Q8_0, ne, &other, &other);
     same("another model");
-    // As many bytes of another type, and another shape.
+    // A type with the same number of bytes, and another shape.
     let f16 = [68, 40, 1, 1];
     let halves = bytes(GgmlType::F16, None, [68, 40, 1, 1], 3);
     assert_eq!(halves.len() % 2, 0);

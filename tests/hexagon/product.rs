@@ -13,7 +13,7 @@ use ggml_rust_npu::tensor::{DType, Format};
 use super::common::*;
 
 /// Largest normalized mean square error: for M of 1 and 2 activations have 8 bits for each group of
-/// 32, an error of (1/127)^2/12 over their variance of 1/3; else the matrix unit takes and gives
+/// 32, an error of (1/127)^2/12 over their variance of 1/3; else the matrix unit reads and writes
 /// FP16, and weights are rounded to it.
 ///
 /// Random super-blocks, and blocks of Q4_1, have weights with a common part, which a product
@@ -86,13 +86,13 @@ fn weights_beyond_f16_are_multiplied_in_f32() {
         let place = w.tensor(0, Place::Packed);
         let in_range = buffer_with(&device, &w, Place::Packed);
         for at in [k - 1, k * n - 1] {
-            // 2^17, in both types.
+            // 2^17 is representable in both types, but not in F16.
             w.values[at] = 131_072.0;
             let bytes = 131_072.0f32.to_le_bytes();
             w.bytes[at * elem_bytes..][..elem_bytes].copy_from_slice(&bytes[4 - elem_bytes..]);
         }
         let whole = buffer_with(&device, &w, Place::Packed);
-        // The same by a write of the changed rows, of which one part is in F16's range.
+        // The same by writing only the changed rows, of which one part is in F16's range.
         let row = k * elem_bytes;
         for n in [0, 39] {
             let part = row * n..row * (n + 1);
@@ -115,7 +115,7 @@ fn weights_beyond_f16_are_multiplied_in_f32() {
     }
 }
 
-/// The product took the tiles of the whole weight for rows of the part.
+/// Regression: the product used the tiles of the whole weight for rows of the part.
 #[test]
 fn a_part_of_a_packed_weight_of_floats_is_multiplied_as_it_lies() {
     let device = device();
@@ -124,7 +124,7 @@ fn a_part_of_a_packed_weight_of_floats_is_multiplied_as_it_lies() {
     for (kind, slices) in [(Kind::Bf16, 1), (Kind::F32, 2)] {
         let w = Weight::random(&mut numbers, kind, [2 * k, n, slices, 1]);
         let buffer = buffer_with(&device, &w, Place::Packed);
-        // The first half of each row.
+        // The view has the first half of each row.
         let mut part = w.tensor(0, Place::Packed);
         part.shape.ne[0] = k;
         let values: Vec<f32> = (w.matrix(0).chunks_exact(2 * k))
@@ -167,7 +167,8 @@ fn planes_share_slices_as_ggml_broadcasts() {
         let w = Weight::random(&mut numbers, kind, [64, 40, 2, 3]);
         let buffer = buffer_with(&device, &w, Place::Packed);
         for m in [1, 5] {
-            // Each dimension has a different factor, so that they cannot be exchanged.
+            // Each dimension has a different factor, so that an exchange of dimensions would be
+            // noticed.
             let ne = [64, m, 4, 9];
             let act = numbers.floats(ne.iter().product());
             let have = mul_mat(&device, &w, &buffer, &act, ne).unwrap();
@@ -244,7 +245,8 @@ fn an_expert_that_does_not_exist_is_an_error() {
         )
         .unwrap();
         let stream = HexStream::new(Arc::clone(&device));
-        // Between two that are right, with memory that is mapped before any of them.
+        // The failing product comes between two correct ones, in memory that was mapped before all
+        // of them.
         let right = [(); 2].map(|()| {
             let act = numbers.floats(32);
             Work::new(&device, &act, [32, 1, 1, 1], [32, 2, 1, 1], &[0, 1]).unwrap()
@@ -271,8 +273,8 @@ fn an_expert_that_does_not_exist_is_an_error() {
     }
 }
 
-/// A view whose experts are one and the same: packed they would be larger than all memory, which
-/// the host asked for.
+/// A view whose experts are one and the same: packed they would be larger than all memory, and the
+/// host tried to allocate that.
 #[test]
 fn experts_of_a_view_that_are_too_large_when_packed_are_refused() {
     let mut numbers = Numbers::new(22);
@@ -304,7 +306,7 @@ fn experts_of_a_view_that_are_too_large_when_packed_are_refused() {
     }
 }
 
-/// They were packed as infinity, though a log line promised FP32.
+/// Regression: such weights were packed as infinity, though a log line promised FP32.
 #[test]
 fn experts_beyond_f16_are_refused_by_name() {
     let device = device();
@@ -315,7 +317,7 @@ fn experts_beyond_f16_are_refused_by_name() {
         w.bytes[at..][..4 - elem_bytes].fill(0);
         let buffer = buffer_with(&device, &w, Place::Packed);
         let stream = HexStream::new(Arc::clone(&device));
-        // ggml's RPC server does not know which tensors are weights.
+        // ggml's RPC server does not know which tensors are weights, so the role may be another.
         for (m, role) in [(1, Role::Weights), (4, Role::Weights), (4, Role::State)] {
             let act = Numbers::new(6).floats(64 * m);
             let ids: Vec<i32> = [0, 1].repeat(m);
@@ -336,7 +338,8 @@ fn experts_beyond_f16_are_refused_by_name() {
     }
 }
 
-/// For three and more rows, one row of NaN or infinity lost the device for every context.
+/// Regression: for three and more rows, one row of NaN or infinity lost the device for every
+/// context.
 #[test]
 fn a_row_that_is_not_finite_gives_no_numbers_and_leaves_the_others_alone() {
     let device = device();
@@ -352,7 +355,7 @@ fn a_row_that_is_not_finite_gives_no_numbers_and_leaves_the_others_alone() {
                 let have = mul_mat(&device, &w, &buffer, &act, [96, m, 1, 1]).unwrap();
                 for (m, (have, act)) in have.chunks(64).zip(act.chunks(96)).enumerate() {
                     if m == row {
-                        // Dot products may keep infinity.
+                        // Dot products may return infinity.
                         let none = (have.iter())
                             .all(|x| x.is_nan() || bad.is_infinite() && x.is_infinite());
                         assert!(none, "{kind:?} {bad} row {m}: {have:?}");
@@ -365,7 +368,7 @@ fn a_row_that_is_not_finite_gives_no_numbers_and_leaves_the_others_alone() {
             }
         }
     }
-    // Chosen experts too, whose rows are listed.
+    // The same for products of chosen experts, whose rows are listed.
     let w = Weight::random(&mut numbers, KINDS[1], [96, 64, 2, 1]);
     let buffer = buffer_with(&device, &w, Place::Packed);
     for tokens in [1, 2, 3, 32] {
@@ -395,7 +398,7 @@ fn a_row_that_is_not_finite_gives_no_numbers_and_leaves_the_others_alone() {
     assert!(!device.npu().is_lost());
 }
 
-/// A whole layer's worth of nodes, each reading what another wrote.
+/// A whole layer's worth of nodes, each reading another's result.
 #[test]
 fn a_graph_is_one_submission_in_order() {
     let device = device();
@@ -405,7 +408,7 @@ fn a_graph_is_one_submission_in_order() {
     let act = numbers.floats(3 * 96);
     let first = Work::new(&device, &act, [96, 3, 1, 1], [96, 3, 1, 1], &[]).unwrap();
     let stream = HexStream::new(Arc::clone(&device));
-    // The second node reads the first one's result, in the same buffer, and writes over the
+    // The second node reads the first node's result, in the same buffer, and overwrites the
     // activations.
     let weights = w.tensor(0, Place::Packed);
     let mut second = first.node(Op::MulMat, weights, &buffer);
@@ -445,8 +448,8 @@ fn every_architecture_computes() {
     }
 }
 
-/// Everything is packed (`GGML_RUST_NPU_REPACK=always`): other operations find ggml's layout, and a
-/// graph that multiplies with a tensor before it copies it gives the same as two graphs.
+/// Everything is packed (`GGML_RUST_NPU_REPACK=always`). Other operations get ggml's layout, and a
+/// graph that multiplies with a tensor before it copies it gives the same results as two graphs.
 #[test]
 fn what_else_uses_a_packed_tensor_finds_it_unpacked() {
     let options = Options {
@@ -464,7 +467,7 @@ fn what_else_uses_a_packed_tensor_finds_it_unpacked() {
         let copies = HexBuffer::new(&device, 64 * 40 * 4, false).unwrap();
         let src0 = w.tensor(0, Place::Packed);
         let stream = HexStream::new(Arc::clone(&device));
-        // Packed the first time, no longer the second.
+        // Packed in the first round, and no longer in the second.
         for _ in 0..2 {
             let copying = Operation {
                 op: Op::Cpy,

@@ -53,7 +53,8 @@ fn check<const N: usize>(
     assert!(error < 1e-10, "{error:e}");
 }
 
-/// A command named at most six buffers: with the result, a node of six sources was one too many.
+/// Regression: a command named at most six buffers, so a node with six sources and a result had one
+/// too many.
 #[test]
 fn a_node_with_six_sources_is_computed_where_each_has_its_own_buffer() {
     let sizes = RecurrenceSizes {
@@ -95,8 +96,8 @@ fn a_node_with_six_sources_is_computed_where_each_has_its_own_buffer() {
 
 #[test]
 fn a_node_with_seven_sources_is_computed_where_each_has_its_own_buffer() {
-    // Elements of a row of states, rows, heads, tokens; one sequence, with the second of two
-    // states.
+    // The elements of a row of states, rows, heads and tokens. One sequence, which uses the second
+    // of two states.
     let [n, dim, heads, tokens] = [16, 4, 2, 3];
     let mut numbers = Numbers::new(81);
     let states = numbers.floats(2 * n * dim * heads);

@@ -39,7 +39,7 @@ fn a_type_without_tiles_becomes_q8_0_and_reads_back_as_it_was() {
             .unwrap();
         let want = reference::mul_mat(&act, &w.values, k);
         let error = reference::nmse(&work.result(), &want);
-        // Weights have errors, too: half a step of 127 in each block of 32.
+        // The weights have errors, too: half a step of 1/127 in each block of 32.
         assert!(error <= 2e-4, "M={m}: {error:.2e}");
     }
 }

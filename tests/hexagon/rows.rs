@@ -52,8 +52,7 @@ fn rows_of_a_table_have_the_values_of_ggml() {
     }
 }
 
-/// Nothing is left to map when the last of the commands fails, so that its number is the largest
-/// one.
+/// When the last of the commands fails, nothing is left to map. So its number is the largest one.
 #[test]
 fn a_row_that_is_not_there_fails_its_node_and_leaves_the_device() {
     let device = device();

@@ -1,5 +1,5 @@
-//! The self-test: right on every architecture, and a wrong result in any family of operations
-//! refuses the device.
+//! The self-test succeeds on every architecture, and refuses the device if any family of operations
+//! gives a wrong result.
 
 use ggml_rust_npu::error::Error;
 use ggml_rust_npu::hexagon::HexDevice;
@@ -26,10 +26,10 @@ fn a_wrong_result_of_each_family_of_operations_refuses_the_device_and_is_named()
     let device = device_with(strict(75), OPTIONS).unwrap();
     let products = selftest::FAMILIES[0].test(device.npu()).unwrap().len() as u64;
     let mut refused = Vec::new();
-    // Not each of them: every try computes all that are before it.
+    // Only every second one, because each try computes everything before it.
     for nth in (1..3).chain((products..=submissions).step_by(2)) {
         match begin(&format!("dsp:{nth}=wrong")).0 {
-            // It had no results: it took memory out of the DSP's address space.
+            // That submission had no results: it only removed memory from the DSP's address space.
             Ok(()) => {}
             Err(error @ Error::SelfTest { .. }) => {
                 let line = error.to_string();

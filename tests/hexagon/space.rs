@@ -1,4 +1,4 @@
-//! The DSP's address space: buffers take turns in it, and results stay right.
+//! The DSP's address space: buffers share it in turn, and results stay right.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ fn weights_beyond_the_address_space_take_turns() {
         address_bytes: Some(200 * KIB),
         ..OPTIONS
     };
-    // The stand-in refuses to map more than that, too.
+    // The stand-in also refuses to map more than that.
     let mut sim = strict(73);
     sim.address_bytes = 200 * KIB;
     let device = small_device(sim, options);
@@ -96,8 +96,8 @@ fn weights_beyond_the_address_space_take_turns() {
     }
 }
 
-/// The host splits what is too much by its own reckoning, and halves what the DSP refuses in
-/// addition. A node of a later part that fails is named.
+/// The host splits a submission that is too large by its own account, and halves one that the DSP
+/// refuses in addition. If a node of a later part fails, the error names it.
 #[test]
 fn parts_of_a_graph_that_the_dsp_refuses_are_halved() {
     let options = Options {
@@ -111,7 +111,7 @@ fn parts_of_a_graph_that_the_dsp_refuses_are_halved() {
     let layers = layers(&device, &mut numbers, 6);
     let act = numbers.floats(256);
     let (stream, work) = multiply_all(&device, &layers, &act);
-    // A row of the last layer's activations that is not there.
+    // An index outside the last layer's activations.
     let last = &work[5];
     let operation = Operation {
         op: Op::GetRows,
@@ -133,7 +133,7 @@ fn parts_of_a_graph_that_the_dsp_refuses_are_halved() {
     };
     let mut sources = [None; MAX_SOURCES];
     sources[..2].fill(Some(&last.buffer));
-    // Parts have two commands each: this is the second of one.
+    // Each part has two commands, and this is the second one of a part.
     let mut nodes = products(&layers[1..], &work[1..]);
     nodes.push(node(operation, Some(&last.buffer), sources));
     let failed = stream.submit(0, &mut nodes).unwrap_err();
@@ -141,7 +141,7 @@ fn parts_of_a_graph_that_the_dsp_refuses_are_halved() {
     assert!(!device.npu().is_lost());
 }
 
-/// The DSP refused such a mapping each time, and nothing was unmapped.
+/// Regression: the DSP refused such a mapping each time, and nothing was unmapped.
 #[test]
 fn an_address_space_that_is_fuller_than_thought_is_made_room_in() {
     let mut sim = strict(73);
@@ -152,8 +152,8 @@ fn an_address_space_that_is_fuller_than_thought_is_made_room_in() {
     take_turns(&device, &layers, &numbers.floats(256));
 }
 
-/// `fastrpc_mmap` failed when the kernel's window was full of buffers that nothing was using, and
-/// the model did not load.
+/// Regression: `fastrpc_mmap` failed when the kernel's window was full of buffers that nothing was
+/// using, and the model did not load.
 #[test]
 fn a_full_window_of_the_system_is_made_room_in() {
     let mut sim = strict(75);
@@ -166,7 +166,7 @@ fn a_full_window_of_the_system_is_made_room_in() {
     assert!(machine.refusals("fastrpc_mmap") > 0);
     let act = numbers.floats(256);
     take_turns(&device, &layers, &act);
-    // One graph over all of them, which does not fit at once.
+    // One graph uses all of them, and they do not fit at the same time.
     let work = Work::new(&device, &act, [256, 1, 1, 1], [240, 1, 1, 1], &[]).unwrap();
     let stream = HexStream::new(Arc::clone(&device));
     let nodes = (layers.iter())
@@ -174,14 +174,14 @@ fn a_full_window_of_the_system_is_made_room_in() {
     stream.submit(3, &mut nodes.collect::<Vec<_>>()).unwrap();
     assert_right(&work.result(), &layers[5].0, &act);
     stream.replay(3).unwrap().unwrap();
-    // Nothing is unmapped that the DSP still sees, and nothing stays behind.
+    // Nothing is unmapped that the DSP still uses, and nothing stays mapped.
     assert_eq!(machine.refusals("fastrpc_munmap"), 0);
     drop((stream, work, layers));
     assert_eq!(machine.live().mappings, 1);
 }
 
-/// The system dropped a mapping with the call in which the DSP had unmapped it, and the next one
-/// was refused.
+/// Regression: the system dropped a mapping with the call in which the DSP had unmapped it, and the
+/// next mapping was refused.
 ///
 /// - `turns`: products with each of the weights
 fn take_turns_where_mappings_vanish(serving: Serving, weights: usize, turns: usize) {
@@ -203,7 +203,7 @@ fn take_turns_where_mappings_vanish(serving: Serving, weights: usize, turns: usi
             let have = mul_mat(&device, w, buffer, &act, [256, 1, 1, 1]).unwrap();
             assert_right(&have, w, &act);
         }
-        // The call ends, and takes mappings with it.
+        // The call ends, and with it the mappings end.
         std::thread::sleep(Duration::from_millis(40));
     }
     drop(layers);
@@ -216,14 +216,14 @@ fn what_went_with_a_call_is_announced_again() {
     take_turns_where_mappings_vanish(Serving::Thread, 6, 5);
 }
 
-/// Here each call ends before the host takes anything back: the library lists the numbers for good,
-/// and others take their place.
+/// Here each call ends before the host takes any buffer back: the library then keeps the numbers in
+/// its list, and other numbers replace them.
 #[test]
 fn what_the_library_lists_for_good_is_announced_by_another_number() {
     take_turns_where_mappings_vanish(Serving::Caller, 3, 4);
 }
 
-/// As qualcomm/fastrpc issue 137 tells.
+/// As reported in qualcomm/fastrpc issue 137.
 #[test]
 fn room_that_comes_late_is_waited_for() {
     for serving in [Serving::Thread, Serving::Caller] {
@@ -236,13 +236,13 @@ fn room_that_comes_late_is_waited_for() {
         let layers = layers(&device, &mut numbers, 6);
         take_turns(&device, &layers, &numbers.floats(256));
         drop(layers);
-        // As much as the window has, at once.
+        // As much as the window holds, in one buffer.
         HexBuffer::new(&device, 240 * 1024, false).unwrap();
     }
 }
 
-/// The next buffer had the number of its descriptor, by which the system finds mappings, and with
-/// it its bytes on the DSP.
+/// Regression: the next buffer had the same number of a descriptor. The system finds mappings by
+/// this number, so the DSP had the old bytes for it.
 #[test]
 fn memory_whose_mapping_stays_is_not_replaced() {
     let mut sim = strict(75);
@@ -278,7 +278,7 @@ fn memory_that_no_room_can_be_made_for_is_refused_and_the_next_works() {
     let act = numbers.floats(256 * 40);
     let have = mul_mat(&device, &w, &buffer, &act[..256], [256, 1, 1, 1]).unwrap();
     assert_right(&have, &w, &act[..256]);
-    // Its operands do not fit beside it.
+    // The operands do not fit next to it.
     let failed = mul_mat(&device, &w, &buffer, &act, [256, 40, 1, 1]).unwrap_err();
     assert!(
         matches!(failed.error, Error::NotMapped { .. }),
@@ -295,7 +295,7 @@ fn a_buffer_larger_than_the_address_space_is_refused() {
         ..OPTIONS
     };
     let device = small_device(strict(75), options);
-    // With its guard page.
+    // With its guard page the buffer is too large.
     let error = HexBuffer::new(&device, 60 * 1024 + 1, false).unwrap_err();
     assert!(matches!(error, Error::AddressSpace { .. }), "{error}");
     HexBuffer::new(&device, 60 * 1024, false).unwrap();
@@ -329,7 +329,7 @@ fn operands_that_are_not_there_take_no_room() {
         ..OPTIONS
     };
     let device = small_device(strict(75), options);
-    // The first buffer, which nothing uses, and one with the operands: together they do not fit.
+    // The first buffer, which nothing uses, and one with the operands do not fit at the same time.
     let _first = HexBuffer::new(&device, 60 * 1024, true).unwrap();
     let memory = HexBuffer::new(&device, 60 * 1024, true).unwrap();
     let x = Numbers::new(24).floats(32);
@@ -360,7 +360,7 @@ fn operands_that_are_not_there_take_no_room() {
     assert_eq!(have, x.iter().map(|x| -x).collect::<Vec<_>>());
 }
 
-/// The first node is no command, so that a command's number is not its node's.
+/// The first node becomes no command, so that a command's number is not its node's.
 #[test]
 fn a_failure_has_the_number_of_its_node_in_the_graph() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("failing.csv");
@@ -392,7 +392,8 @@ fn a_failure_has_the_number_of_its_node_in_the_graph() {
     }
 }
 
-/// A weight larger than any buffer failed the load of the model instead of going to the CPU.
+/// Regression: a weight larger than any buffer failed the load of the model, although the CPU could
+/// have computed with it.
 #[test]
 fn heads_that_no_buffer_takes_are_left_to_the_cpu() {
     let gib = 1u64 << 30;
@@ -425,8 +426,8 @@ fn heads_that_no_buffer_takes_are_left_to_the_cpu() {
                 };
                 let bytes = device.packed_bytes(&w) as u64;
                 let supported = device.supports(&operation);
-                // Its addresses suffice for the weight and 1000 MiB more, and no length needs 32
-                // bits.
+                // The address space is large enough for the weight and 1000 MiB more, and all
+                // lengths fit into 32 bits.
                 let fits =
                     bytes < 2 * gib && bytes + (1000 << 20) < device.npu().caps().address_bytes;
                 assert_eq!(supported, fits, "V{arch} {k} x {n} {dtype:?}: {bytes}");
@@ -437,8 +438,8 @@ fn heads_that_no_buffer_takes_are_left_to_the_cpu() {
     assert!(answers.contains(&true) && answers.contains(&false));
 }
 
-/// `GGML_RUST_NPU_REPACK=always` ended llama-completion: its cache is in a buffer that packs,
-/// which refused SET_ROWS.
+/// Regression: `GGML_RUST_NPU_REPACK=always` ended llama-completion. Its cache is in a buffer that
+/// packs, which refused SET_ROWS.
 #[test]
 fn a_cache_in_a_buffer_that_packs_is_written_and_read_by_operations() {
     let options = Options {
@@ -465,7 +466,7 @@ fn a_cache_in_a_buffer_that_packs_is_written_and_read_by_operations() {
     assert!(device.supports(&write) && device.supports(&read));
     let buffer = HexBuffer::new(&device, 4992 + 64 * 32 * 4, false).unwrap();
     buffer.clear(0);
-    // The program restores a state by a write, which packs it.
+    // The program restores the state by writing it, and that packs it.
     let halves: Vec<u8> = [half::f16::ONE.to_le_bytes(); 64 * 32].concat();
     buffer
         .write(&cache, 0, halves.len(), Content::Bytes(&halves))
@@ -500,15 +501,15 @@ fn a_cache_in_a_buffer_that_packs_is_written_and_read_by_operations() {
     }
 }
 
-/// The host took a refused mapping for an executed one, or the reverse, if it was off by one.
+/// With an error of one, the host would regard a refused mapping as executed, or the reverse.
 #[test]
 fn after_a_mapping_that_the_dsp_refuses_the_host_knows_what_is_mapped() {
     let mut sim = strict(75);
-    // Fewer than the host believes.
+    // Fewer bytes than the host assumes.
     sim.address_bytes = 160 * KIB;
     let device = small_device(sim, OPTIONS);
     let mut numbers = Numbers::new(22);
-    // 68 KiB, and two more that do not fit with it.
+    // The first weight has 68 KiB. Neither of the two others fits together with it.
     let kinds = [[256, 240, 1, 1], [256, 400, 1, 1], [256, 400, 1, 1]];
     let weights = kinds.map(|ne| Weight::random(&mut numbers, KINDS[3], ne));
     let buffers: Vec<_> = (weights.iter())
@@ -522,7 +523,7 @@ fn after_a_mapping_that_the_dsp_refuses_the_host_knows_what_is_mapped() {
         have.map(|have| assert!(reference::nmse(&have, &want) <= 1e-4))
     };
     check(0).unwrap();
-    // One graph: the first of its weights is mapped, the second is not, or not at the same time.
+    // A single graph: its first weight is mapped, and the second is not, or not at the same time.
     let work: Vec<_> = (weights.iter())
         .map(|w| Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[]).unwrap())
         .collect();
@@ -568,7 +569,7 @@ fn two_sessions_work_side_by_side() {
     });
 }
 
-/// The second compute DSP of a QCS9075 lay idle.
+/// Regression: the second compute DSP of a QCS9075 was not used.
 #[test]
 fn all_dsps_of_a_chip_are_found_and_compute() {
     use ggml_rust_npu::config::Config;

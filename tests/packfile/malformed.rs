@@ -27,7 +27,7 @@ fn a_good_file_is_read() {
     assert_eq!((a.source.sampled, a.source.full, a.payload), (7, 8, 9));
     assert_eq!(a.layout.words, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     assert_eq!(a.error.to_bits(), 0.25f64.to_bits());
-    // One payload ends where the next one begins.
+    // One payload ends exactly where the next one begins.
     let mut raw = Raw::good();
     (raw.entries[0].bytes, raw.entries[0].scales) = (4096, 0);
     let table = PackTable::parse(&raw.bytes()).unwrap();
@@ -57,7 +57,7 @@ const MALFORMED: &[Malformed] = &[
     }),
     (&["name of tensor 2", "truncated", "63"], |raw| {
         raw.tensors = Some(3);
-        // So long a table could hold three.
+        // A table of this length has room for three.
         raw.chip = vec![b'c'; 200];
         raw.behind_table = [&63u32.to_le_bytes()[..], &[b'n'; 20]].concat();
     }),
@@ -153,8 +153,8 @@ fn each_malformed_file_is_refused_by_the_name_of_the_field() {
     }
 }
 
-/// A chip and options may have 64 KiB, and a log had all of them, with what a terminal takes for
-/// commands.
+/// Regression: a chip's name and options may have 64 KiB, and a log line had all of them, including
+/// terminal commands.
 #[test]
 fn a_message_has_only_the_beginning_of_a_long_text() {
     let mut raw = Raw::good();
@@ -196,14 +196,14 @@ proptest! {
         let change = bytes[at] != value;
         bytes[at] = value;
         if seal {
-            // The hash is made to fit, so that the checks after it are reached.
+            // The hash is corrected, so that the checks after it are reached.
             let table = usize::try_from(u64::from_le_bytes(*bytes[24..].first_chunk().unwrap())).unwrap_or(0);
             let end = 56usize.saturating_add(table).min(bytes.len());
             let hash = xxh3_128(&[&bytes[..40], &bytes[56..end]].concat());
             bytes[40..56].copy_from_slice(&hash.to_le_bytes());
             let _ = PackTable::parse(&bytes);
         } else {
-            // The table ends at 508, and the hash covers all in front of that but itself.
+            // The table ends at 508, and the hash covers everything before that except itself.
             prop_assert_eq!(PackTable::parse(&bytes).is_err(), change);
         }
     }

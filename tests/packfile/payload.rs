@@ -177,7 +177,7 @@ fn write(path: &Path, byte: u8) {
     writer.finish().unwrap();
 }
 
-/// Such a file ended the process with SIGBUS, at any time until its end.
+/// Regression: such a file ended the process with SIGBUS, at any time until its end.
 #[test]
 fn a_pack_that_is_shortened_or_copied_over_while_it_is_used_is_an_error() {
     let folder = folder("packfile_changing");
@@ -198,7 +198,7 @@ fn a_pack_that_is_shortened_or_copied_over_while_it_is_used_is_an_error() {
             assert!(error.contains(word) && error.contains("\"a\""), "{error}");
         }
     };
-    // As `cp other path` does: the same file gets other bytes.
+    // As after `cp other path`: the file is the same, but has other bytes.
     std::fs::write(&path, std::fs::read(&other).unwrap()).unwrap();
     expect("corrupted");
     for len in [3 * CHUNK_BYTES as u64, 4097, 0] {
@@ -208,7 +208,7 @@ fn a_pack_that_is_shortened_or_copied_over_while_it_is_used_is_an_error() {
     }
 }
 
-/// A FIFO blocked every program at its start until another program wrote to it.
+/// Regression: a FIFO blocked every program at its start until another program wrote to it.
 #[test]
 fn what_is_not_a_regular_file_is_refused_at_once() {
     use ggml_rust_npu::packfile::Packs;
@@ -237,8 +237,8 @@ fn what_is_not_a_regular_file_is_refused_at_once() {
     }
 }
 
-/// Layout and fingerprint are those that are wanted, and the sizes are not: another program wrote
-/// it.
+/// Layout and fingerprint are the requested ones, but the sizes are not. Another program wrote the
+/// file.
 #[test]
 fn a_payload_of_another_size_is_not_taken() {
     use ggml_rust_npu::packfile::{Packs, Wanted};
@@ -295,6 +295,6 @@ fn samples_see_the_ends_the_length_and_every_part() {
         other[part * 250_000..][..250_000].fill(2);
         assert_ne!(want, sampled(&other), "part {part}");
     }
-    // Small ones are hashed whole.
+    // Small tensors are hashed as a whole.
     assert_eq!(sampled(&bytes[..131_072]), xxh3_128(&bytes[..131_072]));
 }

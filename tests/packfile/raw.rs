@@ -2,7 +2,8 @@
 
 use xxhash_rust::xxh3::xxh3_128;
 
-/// A file written by hand, so that the reader has another author than the writer.
+/// A file written by hand, so that the reader is not tested with the writer of the same project
+/// only.
 #[derive(Clone)]
 pub struct Raw {
     pub magic: [u8; 8],

@@ -1,4 +1,4 @@
-// Prints one line per ggml device: its name, a tab, its description.
+// Prints a line for each ggml device: its name, a tab, its description.
 #include "ggml-backend.h"
 
 #include <stdio.h>

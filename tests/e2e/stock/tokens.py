@@ -2,7 +2,7 @@
 
 Usage: tokens.py LIBRARIES MODEL COUNT OUT    writes the vectors of COUNT tokens as F32
 
-Debian's libllama; LIBRARIES is the folder of it and of what it needs.
+Debian's libllama; LIBRARIES is the folder of it and its dependencies.
 """
 
 import ctypes

@@ -2,7 +2,7 @@
 
 Usage: unet.py LIBRARIES DEVICE OUT    writes the result as F32, and prints the splits of the graph
 
-Debian's ggml; LIBRARIES is the folder of it. DEVICE is CPU, or another one, beside which the CPU is.
+Debian's ggml; LIBRARIES is the folder of it. DEVICE is CPU, or another one, which is then used together with the CPU.
 """
 
 import array
@@ -150,7 +150,7 @@ def main():
     backends = [backend(each) for each in dict.fromkeys((name, "CPU"))]
     ggml.start()
     block = Block(ggml)
-    # Weights alone are in the first context, as programs have them.
+    # Only the weights are in the first context, as in real programs.
     inputs = [(SIDE, SIDE, IN, 1), (TIME, 1), (TEXT, WORDS)]
     first = ggml.context
     ggml.start()
@@ -193,7 +193,7 @@ def main():
     ggml.call("ggml_backend_tensor_get", None, result, values, SIZE(0), SIZE(4 * count))
     Path(out).write_bytes(bytes(values))
     print("splits", ggml.call("ggml_backend_sched_get_n_splits", INT, scheduler))
-    # Ends the context, which tells what was computed where.
+    # Ending the context logs where nodes were computed.
     ggml.call("ggml_backend_free", None, POINTER(backends[0]))
 
 

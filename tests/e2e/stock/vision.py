@@ -4,7 +4,7 @@ Usage: vision.py LIBRARIES MODEL MMPROJ SIDE OUT    writes the embeddings of an 
                                                 computed twice
        vision.py LIBRARIES MODEL MMPROJ 2s OUT      those of so many seconds of sound
 
-Debian's libmtmd; LIBRARIES is the folder of it and of what it needs.
+Debian's libmtmd; LIBRARIES is the folder of it and its dependencies.
 """
 
 import array
@@ -13,8 +13,8 @@ import random
 import sys
 from pathlib import Path
 
-# Larger than the structs of settings that are given and taken by value: both sides keep them in memory, and what is behind
-# their end is not read. The default settings come and go unseen.
+# Larger than the structs of settings, which are passed and returned by value. Both sides keep them in memory, and bytes after
+# their end are not read. So the default settings pass through without their layout being known.
 Settings = ctypes.c_uint8 * 1024
 
 IMAGE, AUDIO = 1, 2  # SOURCE: enum mtmd_input_chunk_type, tools/mtmd/mtmd.h

@@ -21,9 +21,10 @@ SAMPLES = 16000
 TOKENS = [50258, 50259, 50359, 1000, 2000]
 
 
-# Larger than the struct of settings, which is given and taken by value: both sides keep it in memory.
+# Bytes for the struct of settings. More than it has, because it is passed and returned by value, so both sides keep it in
+# memory.
 Settings = ctypes.c_uint8 * 1024
-# Its second byte. SOURCE: struct whisper_context_params, include/whisper.h of whisper.cpp 1.9.3.
+# The index of its second byte. SOURCE: struct whisper_context_params, include/whisper.h of whisper.cpp 1.9.3.
 FLASH_ATTENTION = 1
 
 
@@ -103,7 +104,7 @@ def make(path, *sizes):
 
 def run(library, model, logits, attention="flash"):
     whisper = ctypes.CDLL(library)
-    # As whisper's own programs do, of the ggml that the library needs.
+    # Whisper's own programs call this, too, in the ggml that the library uses.
     whisper.ggml_backend_load_all()
     whisper.whisper_context_default_params.restype = Values
     load = whisper.whisper_init_from_file_with_params

@@ -1,5 +1,5 @@
 // What the fake kernel and a DSP process agree on: the descriptors that the
-// process inherits, the page that both map, and the form of a call.
+// process inherits, the page that both map, and the format of a call.
 
 #ifndef PROTOCOL_H
 #define PROTOCOL_H
@@ -14,8 +14,8 @@
 #define VTCM_FD 9
 #define FIRST_CHANNEL_FD 10
 
-// A call: this header, its input buffers; then the answer, a status, the
-// handle if the scalars ask for one, the output buffers.
+// A call: this header and its input buffers; then the answer: a status, the
+// handle if the scalars ask for one, and the output buffers.
 #define MAX_BUFFERS 8
 #define MAX_CALL_BYTES 65536
 
@@ -39,20 +39,20 @@ static inline uint32_t scalars_handles(uint32_t scalars) {
   return scalars & 15;
 }
 
-// Rules that the DSP process obeys, bits of `control.rules`.
+// Rules for the DSP process, as bits of `control.rules`.
 #define RULE_VOTES 1u        // no power for the matrix unit
 #define RULE_WHOLE_PAGES 2u  // HAP_mmap takes nothing else
 #define RULE_DMA_STUCK 4u    // the DMA engine runs forever at its second copy
 #define RULE_NO_WEAK 8u      // the loader refuses a weak import that is missing
 #define RULE_NO_PRIORITY 16u // holders of VTCM cannot change their priority
 #define RULE_NO_HMX 32u      // the matrix unit's lock is refused
-// Bits 15 to 8: worker threads that can be started, and one more; 0: any
+// Bits 15 to 8: how many worker threads can be started, plus one; 0 for any
 // number.
 #define RULE_WORKERS_SHIFT 8
 
-// Buffers that the host has mapped for the DSP: the descriptor as the host
-// names it, and the one that the kernel holds. An entry of 0 bytes is free.
-// `unmapped` is set by the process when it has unmapped the memory.
+// Buffers that the host has mapped for the DSP: the host's number of the
+// descriptor, and the descriptor that the kernel holds. An entry of 0 bytes is
+// free. The process sets `unmapped` when it has unmapped the memory.
 #define MAPPINGS 3900
 struct mapping {
   int32_t fd;
@@ -61,10 +61,10 @@ struct mapping {
   uint32_t unmapped;
 };
 
-// Mapped by both; a multiple of the emulator's page of 64 KiB.
+// Both sides map it; its size is a multiple of the emulator's page of 64 KiB.
 #define CONTROL_BYTES 65536
 struct control {
-  // Written by the kernel before the process starts.
+  // The kernel writes these before the process starts.
   int32_t host_pid;
   uint32_t process; // number of this process, not 0
   uint32_t stack_bytes;
@@ -73,7 +73,7 @@ struct control {
   uint32_t arch;        // number of the chip's architecture, 0x75
   uint32_t vtcm_bytes;  // those that the library gets, at most VTCM_BYTES
   char blacklist[1024]; // symbols that the loader refuses, each after a space
-  // Written by the process.
+  // The process writes these.
   uint32_t deepest_stack;
   uint32_t calls;
   uint32_t multiplications;
@@ -81,13 +81,13 @@ struct control {
   uint32_t workers; // threads that the library started, and joined
   uint32_t workers_joined;
   char message[256];
-  // Written by the kernel at any time, an entry's bytes last.
+  // The kernel writes these at any time, an entry's bytes last.
   struct mapping mappings[MAPPINGS];
 };
 _Static_assert(sizeof(struct control) <= CONTROL_BYTES, "control page");
 
-// Most VTCM of a chip, which all DSP processes share, and behind it the word
-// that says whose it is.
+// The most VTCM that a chip has, which all DSP processes share. The word after
+// it names the process that holds it.
 #define VTCM_BYTES (8u << 20)
 #define VTCM_FILE_BYTES (VTCM_BYTES + 65536)
 #define VTCM_FREE 0u

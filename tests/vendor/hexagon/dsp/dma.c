@@ -1,12 +1,12 @@
-// The DMA engine of a hardware thread: a chain of descriptors is carried out
-// when it is started.
+// The DMA engine of a hardware thread: starting a chain of descriptors copies
+// all of it at once.
 
 #include "dsp.h"
 
 // SOURCE: words and bits as in hexagon-ops/src/rt/descriptor.rs.
 struct descriptor {
   uint32_t next, control, source, destination;
-  // Of those that describe rows.
+  // Fields that only descriptors of rows have.
   uint32_t kind, low, high, offsets;
 };
 #define BYTES 0xffffffu
@@ -20,7 +20,7 @@ enum { IDLE = 0, RUNNING = 1 };
 // RULE_DMA_STUCK: the engine runs until it is paused.
 static uint32_t starts, status;
 
-// Copies rows, in the form that the chip has.
+// Copies rows; the form of the descriptor depends on the chip.
 static void copy_rows(const struct descriptor *it) {
   uint32_t row, rows, from_stride, to_stride;
   if ((uint32_t)it % 32)
@@ -82,7 +82,7 @@ void dma_word(uint32_t kind, uint32_t *r) {
     return;
   case DMA_LINK:
     ((struct descriptor *)r[kind >> 16])->next = *operand;
-    // An engine that is running comes to it by itself.
+    // A running engine reaches the new descriptor by itself.
     if (status == IDLE)
       run(*operand);
     return;

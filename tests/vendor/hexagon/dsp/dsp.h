@@ -26,7 +26,7 @@ enum {
   SYS_MPROTECT = 226
 };
 #define PAGE 4096u
-// The emulator's own page: guard areas are multiples of it.
+// The size of the emulator's pages; guard areas are multiples of it.
 #define EMULATOR_PAGE 65536u
 
 extern struct control *control;
@@ -37,7 +37,7 @@ void *memset(void *at, int value, size_t bytes);
 int same(const char *a, const char *b);
 long system_call(long number, long a, long b, long c, long d, long e, long f);
 static inline int is_error(long result) { return (uint32_t)result > -4096u; }
-// A line of the loop's log, or with LOOP_LOG only.
+// Writes a line of the loop's log; `debug` does so only with LOOP_LOG.
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void say_list(const char *head, const char *format, va_list args);
@@ -45,8 +45,8 @@ void say_list(const char *head, const char *format, va_list args);
 _Noreturn void die(const char *format, ...)
     __attribute__((format(printf, 1, 2)));
 uint64_t now_us(void);
-// Memory of whole pages; `fd` < 0 for private memory. Ends the process if there
-// is none.
+// Maps whole pages; `fd` < 0 stands for private memory. Ends the process if
+// there is no memory.
 uint8_t *map(size_t bytes, int fd, long offset_bytes);
 
 // elf.c: loads a library; returns its entry.
@@ -61,16 +61,17 @@ uint8_t *guarded(uint32_t bytes);
 void unmap_guarded(uint8_t *at, uint32_t bytes);
 struct thread *make_block(uint32_t index);
 
-// shell.c: what libraries may import; NULL if there is no such symbol. Ends the
+// shell.c: symbols that libraries may import; NULL if it is unknown. Ends the
 // process for a symbol that unsigned libraries may not have.
 void *shell_symbol(const char *name);
 
-// trap.c: replaces the words of the matrix unit and the DMA engine by calls.
+// trap.c: replaces the instruction words of the matrix unit and the DMA engine
+// by calls.
 void trap_words(uint32_t *first, uint32_t *end, uint32_t *room,
                 uint32_t *room_end);
 
-// A thread's registers while a word is emulated, at the start of its block;
-// start.S knows the offsets.
+// A thread's registers while an instruction is emulated, at the start of its
+// block; start.S knows the offsets.
 struct registers {
   uint32_t r[32];
   uint32_t other[32];
@@ -79,7 +80,7 @@ struct registers {
 struct thread {
   struct registers registers;
   uint8_t *emulation_stack; // its end
-  uint8_t *stack;           // of the library's code, its lowest byte
+  uint8_t *stack;           // stack of the library's code, its lowest byte
   uint32_t index;
   uint32_t running;
 } __attribute__((aligned(128)));
@@ -97,11 +98,11 @@ enum word {
   MATRIX_SCALE,
   MATRIX_MULTIPLY,
   MATRIX_STORE,
-  DMA_START = 0x100, // and the register's number
+  DMA_START = 0x100, // plus the register's number
   DMA_WAIT = 0x200,
   DMA_POLL = 0x300,
   DMA_PAUSE = 0x400,
-  DMA_LINK = 0x500 // and the tail's register from bit 16 on
+  DMA_LINK = 0x500 // plus the tail's register in bits 16 and up
 };
 void matrix_word(enum word word, const uint32_t *r);
 // dma.c
@@ -112,8 +113,9 @@ int call_on_stack(void *stack_end, entry_fn *entry, uint32_t handle_low,
                   uint32_t handle_high, uint32_t scalars, void *args);
 void set_thread(struct thread *thread);
 struct thread *this_thread(void);
-// Starts `run(thread)` on its own stack; returns an error or a number > 0.
-// `running` becomes 0, and wakes who waits for it, when the thread has ended.
+// Starts `run(thread)` on a separate stack; returns an error or a number > 0.
+// When the thread ends, `running` becomes 0, which wakes those that wait for
+// it.
 long clone_thread(void *stack_end, void (*run)(struct thread *),
                   struct thread *thread, uint32_t *running);
 extern uint32_t stub[], stub_kind[], stub_end[];

@@ -1,4 +1,4 @@
-// A dynamic linker for one library, as FastRPC's shell has it.
+// A dynamic linker for a single library, as in FastRPC's shell.
 
 #include "dsp.h"
 
@@ -35,7 +35,7 @@ enum {
   R_HEX_RELATIVE = 35
 };
 
-// Bytes for the stubs that stand for words.
+// Bytes for the stubs that replace instruction words.
 #define STUB_BYTES (1u << 18)
 #define MAX_FILE_BYTES (8u << 20)
 #define ENTRY "ggml_rust_npu_skel_handle_invoke"
@@ -178,7 +178,7 @@ entry_fn *load_library(const char *path) {
              header[i].file_bytes);
   struct dynamic dynamic = read_dynamic((uint32_t *)(base + dynamic_at));
   relocate(&dynamic);
-  // Code is what `.text` holds: words elsewhere may look like instructions.
+  // Only `.text` is code: words elsewhere may look like instructions.
   const uint32_t *section =
       (const uint32_t *)(file + *(const uint32_t *)(file + 32));
   uint32_t sections = *(const uint16_t *)(file + 48);

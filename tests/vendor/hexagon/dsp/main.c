@@ -1,5 +1,6 @@
-// The process: threads that wait for calls, each with a stack as FastRPC's
-// shell gives it, a guard below it, and a pattern that tells how deep it went.
+// The process: threads that wait for calls. Each has a stack as FastRPC's shell
+// provides it, with a guard area below it, and a pattern that shows how much of
+// it was used.
 
 #include "dsp.h"
 
@@ -39,7 +40,8 @@ struct thread *make_block(uint32_t index) {
 
 static struct thread *make_thread(uint32_t index) {
   struct thread *thread = make_block(index);
-  // The lowest byte lies on the guard, so the stack is as long as was asked.
+  // The lowest byte is directly above the guard area, so the stack has exactly
+  // the requested length.
   thread->stack = guarded(control->stack_bytes);
   for (uint32_t at = 0; at + 8 <= control->stack_bytes; at += 8)
     *(uint64_t *)(thread->stack + at) = PATTERN;
@@ -108,7 +110,7 @@ static void serve(struct thread *thread) {
     serve_call(thread, data);
 }
 
-// `stack` is what the kernel left there: argc, argv.
+// `stack` is the stack that the kernel set up: argc, argv.
 void run_process(uint32_t *stack) {
   char **arguments = (char **)(stack + 1);
   control = (struct control *)map(CONTROL_BYTES, CONTROL_FD, 0);

@@ -1,5 +1,5 @@
-// The matrix unit: FP16 tiles, sums in FP32. Before V73 its stores only round:
-// their control block is zero, and their range is a tile's.
+// The matrix unit: FP16 tiles, sums in FP32. Before V73 it cannot scale when it
+// stores: the control block is zero, and results have the range of a tile.
 //
 // A tile is 32 x 32; element (i, j) is the half word at
 // 128 * (i / 2) + 4 * j + 2 * (i % 2), so a vector holds a pair of rows. The
@@ -14,10 +14,10 @@
 #define DIM 32
 #define MAX_TILES 32
 
-// Row by row, 32 columns in a vector.
+// Row by row, with 32 columns in a vector.
 static HVX_Vector sums[2][DIM];
 static uint32_t current;
-// Scale and bias of each column, as halves of a word.
+// Scale and bias of each column, as the two halves of a word.
 static HVX_Vector scale_block[2];
 
 static void check(const char *what, uint32_t at, uint32_t bytes,
@@ -35,7 +35,7 @@ static void clear(HVX_Vector *rows) {
     rows[i] = Q6_V_vzero();
 }
 
-// Two halves, of K and K + 1, of row i.
+// The two halves of row i for K and K + 1.
 static uint32_t pair(const uint16_t *tile, uint32_t i, uint32_t k) {
   const uint16_t *at = tile + 64 * (i / 2) + 2 * k + i % 2;
   return at[0] | (uint32_t)at[2] << 16;
@@ -47,7 +47,7 @@ static void multiply_tile(const uint16_t *activations,
     HVX_Vector sum = sums[current][i];
     for (uint32_t k = 0; k < DIM; k += 2) {
       uint32_t both = pair(activations, i, k);
-      // Most rows of a small batch are zero.
+      // In a small batch most rows are zero.
       if ((both & 0x7fff7fff) == 0)
         continue;
       HVX_VectorPair products =
@@ -71,7 +71,7 @@ static void multiply(const uint32_t *r) {
   __atomic_fetch_add(&control->multiplications, tiles, __ATOMIC_RELAXED);
 }
 
-// To FP16, to nearest even.
+// Rounds to FP16, to nearest even.
 static uint16_t narrow(float value) {
   union {
     float f;
@@ -81,7 +81,7 @@ static uint16_t narrow(float value) {
   if (magnitude >= 0x47800000)
     die("a result leaves FP16's range: 0x%x", bits.u);
   if (magnitude < 0x38800000) {
-    // Below the least normal number: adding 0.5 rounds at the right place.
+    // Below the least normal number: adding 0.5 rounds at the right bit.
     bits.u = magnitude;
     bits.f += 0.5f;
     return (uint16_t)(sign | (bits.u - 0x3f000000));
@@ -98,7 +98,8 @@ static void store(const uint32_t *r) {
   check("result", r[0], TILE_BYTES, TILE_BYTES);
   uint16_t *tile = (uint16_t *)r[0];
   const HVX_Vector one = Q6_V_vsplat_R(0x3c003c00);
-  // Even halves are scales, odd halves biases; times 1 widens them.
+  // Even halves are scales, odd halves are biases; multiplying by 1 widens
+  // them.
   HVX_VectorPair wide = Q6_Wsf_vmpy_VhfVhf(scale_block[0], one);
   for (uint32_t i = 0; i < DIM; i++) {
     union {

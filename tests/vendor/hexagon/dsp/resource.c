@@ -8,11 +8,11 @@ static struct vtcm_owner *owner;
 static uint32_t held;
 static int (*release_callback)(uint32_t, void *);
 static void *release_context;
-// Held with a lower priority than that of the threads that wait.
+// 1 if the holder has a lower priority than the threads that wait.
 static uint32_t is_low;
 static uint32_t is_asked;
 
-// The number of the only resource.
+// There is one resource, with this number.
 #define RESOURCE 7u
 #define VTCM_ALIGNMENT (1u << 20)
 

@@ -1,8 +1,8 @@
-// HAP_*: memory, clock, power, log; and the table of all that is exported.
+// HAP_*: memory, clock, power and log; and the table of all exported symbols.
 
 #include "dsp.h"
 
-// Opens the memory behind a descriptor of the host.
+// Opens the memory that a descriptor of the host refers to.
 static long open_mapping(const struct mapping *mapping) {
   char path[48] = "/proc/";
   uint32_t at = 6;
@@ -25,7 +25,7 @@ static long open_mapping(const struct mapping *mapping) {
   return system_call(SYS_OPENAT, here, (long)path, read_write, 0, 0, 0);
 }
 
-// What the library has mapped, and of which of the host's buffers.
+// The library's mappings, and from which of the host's buffers.
 #define MAX_MAPPED 4096
 static struct mapped {
   void *at;
@@ -86,8 +86,9 @@ int HAP_munmap(void *address, int bytes) {
   return system_call(SYS_MUNMAP, (long)address, bytes, 0, 0, 0, 0) != 0;
 }
 
-// The library asks for the time before it waits: a thread of the resource
-// manager could call the release callback then, and this one does.
+// The library reads the time before it waits. On a device a thread of the
+// resource manager could call the release callback then; here this thread calls
+// it.
 uint64_t HAP_perf_get_time_us(void) {
   ask_for_release();
   return now_us();
@@ -163,8 +164,8 @@ int sysmon_set_dcvs_v3_protected_bus_corners(void *request, uint8_t enable) {
   return 0;
 }
 
-// Shells export these, too, and no public unsigned library imports them: ours
-// must not.
+// Real shells export these symbols, too, but no public unsigned library imports
+// them, so ours must not.
 static int unused(void) {
   die("a function that no public library calls");
   return 0;
@@ -222,7 +223,7 @@ static int is_blacklisted(const char *name) {
   return 0;
 }
 
-// Shells of some chips lack a symbol.
+// The shells of some chips lack this symbol.
 static int is_missing(const char *name) {
   // SOURCE: the list of shells in docs/results/evidence.md.
   if (same(name, "sysmon_set_dcvs_v3_protected_bus_corners"))

@@ -1,4 +1,4 @@
-// The emulator's system calls, and the little C that needs no library.
+// The emulator's system calls, and the few C functions that need no library.
 
 #include "dsp.h"
 
@@ -51,7 +51,7 @@ static void put_hex(struct text *text, uint64_t number) {
   }
 }
 
-// By limbs of 16 bits: division of 64 bits would need a library.
+// By limbs of 16 bits, because a 64-bit division would need a library.
 static void put_decimal(struct text *text, uint64_t number) {
   char digits[20];
   uint32_t count = 0;
@@ -70,7 +70,8 @@ static void put_decimal(struct text *text, uint64_t number) {
     put(text, digits[--count]);
 }
 
-// The conversions that libraries and this process use; widths are ignored.
+// Handles the conversions that the libraries and this process use; widths are
+// ignored.
 static void format_list(struct text *text, const char *format, va_list args) {
   for (; *format; format++) {
     if (*format != '%') {

@@ -1,14 +1,15 @@
-// The words that the emulator does not know, replaced by jumps to stubs.
+// Replaces instruction words that the emulator does not know by jumps to stubs.
 
 #include "dsp.h"
 
-// Bits 15 and 14 of an instruction: 11 ends a packet, 00 is a pair that ends
-// one.
+// Bits 15 and 14 of an instruction: 11 ends a packet; 00 is a pair of
+// instructions, which also ends one.
 static int ends_packet(uint32_t word) {
   return (word & 0xc000) == 0xc000 || (word & 0xc000) == 0;
 }
 
-// What stands for a word, or -1; a multiplication is two words.
+// Returns the kind of an instruction word that is replaced, or -1. A
+// multiplication has two words.
 // SOURCE: encodings as in hexagon-ops/src/hmx/hexagon.rs and, for the DMA
 // engine, as LLVM assembles them.
 static int kind_of(const uint32_t *word, uint32_t *words) {
@@ -74,7 +75,7 @@ void trap_words(uint32_t *first, uint32_t *end, uint32_t *room,
   note("%u words of the matrix unit and the DMA engine", sites);
 }
 
-// Called by `trap` of start.S, on the thread's stack for emulation.
+// `trap` of start.S calls this, on the thread's emulation stack.
 void emulate(struct registers *registers, uint32_t kind) {
   if (kind < DMA_START)
     matrix_word(kind, registers->r);

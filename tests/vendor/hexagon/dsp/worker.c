@@ -1,5 +1,5 @@
 // Threads that the library starts: QuRT's functions for threads, waiting and
-// priorities, by the emulator's threads and futexes.
+// priorities, implemented with the emulator's threads and futexes.
 
 #include "dsp.h"
 
@@ -23,10 +23,10 @@ _Static_assert(offsetof(struct thread_attributes, detach_state) == 32,
 #define LOWEST_PRIORITY 254
 #define QURT_EFAILED 12
 #define LEAST_STACK_BYTES 4096u
-// Of the worker's stack, below which it must not go.
+// Fills the end of a worker's stack, which it must not reach.
 #define PATTERN 0xa5a5a5a5a5a5a5a5u
 
-// A chip has four to eight vector contexts.
+// Chips have four to eight vector contexts.
 #define VECTOR_UNITS 4
 #define MAX_WORKERS 16
 #define CALL_PRIORITY 192
@@ -93,13 +93,14 @@ int qurt_thread_create(uint32_t *id, const struct thread_attributes *attributes,
   struct thread *thread = make_block(index);
   thread->stack = attributes->stack;
   thread->running = 1;
-  // The lowest bytes must stay as they are: there is no guard below them.
+  // The lowest bytes must stay unchanged, because there is no guard area below
+  // them.
   *(uint64_t *)thread->stack = PATTERN;
   worker->thread = thread;
   worker->entry = entry;
   worker->argument = argument;
   worker->priority = attributes->priority;
-  // A stack of QuRT's is aligned to 8 bytes, no more.
+  // QuRT aligns a stack to 8 bytes and no more.
   long error = clone_thread(thread->stack + attributes->stack_bytes - 8,
                             run_worker, thread, &thread->running);
   if (is_error(error))

@@ -1,4 +1,4 @@
-// The requests of include/uapi/misc/fastrpc.h, answered as mainline's driver
+// Answers the requests of include/uapi/misc/fastrpc.h as mainline's driver
 // does. One descriptor is one user process on the DSP.
 
 #define _GNU_SOURCE
@@ -15,7 +15,7 @@
 
 #include "kernel.h"
 
-// Handles and methods of the shell.
+// Handles and methods that belong to the shell.
 // SOURCE: qualcomm/fastrpc inc/remotectl1.h, adsp_listener1.h,
 // adsp_current_process1.h and their stubs.
 #define CURRENT_PROCESS 4
@@ -28,7 +28,7 @@
 // SOURCE: inc/remote.h FASTRPC_THREAD_PARAMS.
 #define THREAD_PARAMS 1
 
-// Handles of libraries start here.
+// Handles of libraries start at this number.
 #define FIRST_HANDLE 0x1000
 #define MAX_HANDLES 16
 
@@ -49,9 +49,9 @@ struct session {
   uint64_t handles[MAX_HANDLES];
   uint32_t handle_count;
   uint64_t mapped_bytes;
-  // By index of a mapping: requests for it that were not taken back.
+  // How many requests for a mapping, by its index, were not yet taken back.
   uint32_t references[MAPPINGS];
-  // What the rule "late-unmap" has still to take off `mapped_bytes`.
+  // Bytes that the rule "late-unmap" still has to subtract from `mapped_bytes`.
   uint64_t late_bytes;
 };
 
@@ -63,7 +63,7 @@ struct session *session_open(void) {
   return session;
 }
 
-// Makes all that wait inside return, the listener first.
+// Makes all waiting calls return, the listener's first.
 static void end(struct session *session) {
   pthread_mutex_lock(&session->mutex);
   session->closing = 1;
@@ -73,7 +73,8 @@ static void end(struct session *session) {
 
 void session_close(struct session *session) {
   end(session);
-  // The session itself is left: a thread of the program may be on its way out.
+  // The session's memory is kept, because a thread of the program may still be
+  // leaving it.
   if (session->process)
     process_end(session->process);
   session->process = NULL;
@@ -96,10 +97,10 @@ static int fail(int error) {
   return -1;
 }
 
-// Looks for the library of `file:///NAME?...` as the shell does, through the
+// Looks for the library of `file:///NAME?...` as the shell does, among the
 // host's files.
-// SOURCE: qualcomm/fastrpc src/apps_std_imp.c: DSP_LIBRARY_PATH is preferred,
-// and ADSP_LIBRARY_PATH is not looked at where it is set.
+// SOURCE: qualcomm/fastrpc src/apps_std_imp.c: DSP_LIBRARY_PATH is used if it
+// is set, and then ADSP_LIBRARY_PATH is ignored.
 static int find_library(const char *uri, char *path, size_t bytes) {
   const char *name = strstr(uri, "///"), *folders = getenv("DSP_LIBRARY_PATH");
   if (!folders)
@@ -127,7 +128,7 @@ static uint32_t open_library(struct session *session, char *uri,
     return AEE_EUNABLETOLOAD;
   }
   if (session->process || session->handle_count == MAX_HANDLES)
-    return AEE_EUNABLETOLOAD; // one library in a process is all that is needed
+    return AEE_EUNABLETOLOAD; // a process needs one library only
   session->process = process_start(path, session->stack_bytes);
   if (!session->process)
     return AEE_EUNABLETOLOAD;
@@ -174,7 +175,8 @@ static int remotectl(struct session *session, uint32_t method,
   return fail(EINVAL);
 }
 
-// The listener's calls wait until the process ends: the DSP asks for nothing.
+// The listener's calls wait until the process ends, because the DSP requests
+// nothing.
 static int listen(struct session *session,
                   const struct fastrpc_invoke *invoke) {
   if (scalars_inputs(invoke->sc) + scalars_outputs(invoke->sc) == 0)
@@ -186,7 +188,7 @@ static int listen(struct session *session,
   return fail(ECONNRESET);
 }
 
-// Ends a mapping; the mutex is held.
+// Ends a mapping; the caller holds the mutex.
 static void drop_mapping(struct session *session, struct mapping *mapping) {
   uint64_t bytes = mapping->bytes;
   if (rules.late_unmap)
@@ -197,7 +199,7 @@ static void drop_mapping(struct session *session, struct mapping *mapping) {
   __atomic_store_n(&mapping->bytes, 0, __ATOMIC_SEQ_CST);
 }
 
-// The driver drops what the DSP reports as unmapped.
+// Drops the mappings that the DSP reports as unmapped, as the driver does.
 // SOURCE: Linux drivers/misc/fastrpc.c, `fastrpc_put_args`, by number of
 // descriptor.
 static void end_of_call(struct session *session) {
@@ -273,8 +275,8 @@ static int map(struct session *session, struct fastrpc_mem_map *request) {
     return fail(ENOMEM);
   }
   struct mapping *mappings = process_control(session->process)->mappings;
-  // SOURCE: `fastrpc_map_lookup` of Linux up to 5.18: by number alone, so that
-  // a number that is used again has the earlier memory.
+  // SOURCE: `fastrpc_map_lookup` of Linux up to 5.18 compares only the number,
+  // so a number that is used again refers to the earlier memory.
   for (int i = 0; i < MAPPINGS; i++)
     if (mappings[i].bytes && mappings[i].fd == request->fd) {
       session->references[i]++;
@@ -284,7 +286,7 @@ static int map(struct session *session, struct fastrpc_mem_map *request) {
   for (int i = 0; i < MAPPINGS; i++) {
     if (mappings[i].bytes)
       continue;
-    // The driver holds the memory, whatever the program closes.
+    // The driver keeps the memory, whatever the program closes.
     mappings[i].kernel_fd = fcntl(request->fd, F_DUPFD_CLOEXEC, 64);
     if (mappings[i].kernel_fd < 0)
       return -1;
@@ -315,8 +317,8 @@ static int unmap(struct session *session,
   for (int i = 0; i < MAPPINGS; i++) {
     if (!mappings[i].bytes || mappings[i].fd != request->fd)
       continue;
-    // It may be a while until the process returns from its call; the strictest
-    // time for its mapping to go is before it is asked for.
+    // The process may return from its call much later. The strictest behaviour
+    // is that its mapping is gone before it is asked for.
     if (rules.vanish &&
         __atomic_load_n(&mappings[i].unmapped, __ATOMIC_SEQ_CST)) {
       note("it went before");
@@ -344,7 +346,7 @@ int session_ioctl(struct session *session, unsigned long request, void *arg) {
     struct fastrpc_init_create *create = arg;
     note("a process with attributes 0x%x", create->attrs);
     if (!(create->attrs & FASTRPC_MODE_UNSIGNED_MODULE))
-      return fail(ECONNREFUSED); // nobody's library is signed
+      return fail(ECONNREFUSED); // no library here is signed
     session->created = 1;
     return 0;
   }
@@ -370,7 +372,8 @@ int session_ioctl(struct session *session, unsigned long request, void *arg) {
     return 0;
   }
   }
-  // Quality of service, notifications and the rest: only vendors' kernels.
+  // Quality of service, notifications and others exist only in vendors'
+  // kernels.
   note("no request %lu", request & 0xff);
   return fail(ENOTTY);
 }

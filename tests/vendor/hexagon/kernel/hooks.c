@@ -1,4 +1,4 @@
-// LD_PRELOAD: the device nodes under an unmodified program.
+// LD_PRELOAD library: provides the device nodes to an unmodified program.
 //
 //   /dev/fastrpc-cdsp      session_* of device.c
 //   /dev/dma_heap/system   shared memory, memfds
@@ -30,7 +30,7 @@ static enum kind kind_of(int fd) {
   return fd >= 0 && fd < MAX_FDS ? kinds[fd] : NONE;
 }
 
-// A descriptor that no other file can have while it is open.
+// Returns a descriptor that no other file can have while it is open.
 static int node(enum kind kind) {
   int fd = (int)syscall(SYS_memfd_create, "node", MFD_CLOEXEC);
   if (fd >= MAX_FDS) {
@@ -103,7 +103,7 @@ static int heap_alloc(struct dma_heap_allocation_data *data) {
   int fd = node(MEMORY);
   if (fd < 0)
     return -1;
-  // A heap gives whole pages.
+  // A heap allocates whole pages.
   if (ftruncate(fd, (off_t)((data->len + 4095) & ~4095ull))) {
     int error = errno;
     close(fd);

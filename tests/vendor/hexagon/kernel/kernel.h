@@ -1,5 +1,5 @@
 // A Linux kernel's FastRPC driver and dma-buf heap, for one process, in user
-// space. hooks.c puts it under an unmodified program.
+// space. hooks.c provides it to an unmodified program.
 
 #ifndef KERNEL_H
 #define KERNEL_H
@@ -10,57 +10,60 @@
 
 #include "../protocol.h"
 
-// rules.c: what LOOP_RULES asks for, a comma list of NAME or NAME=NUMBER.
+// rules.c: the rules that LOOP_RULES requests, a comma-separated list of NAME
+// or NAME=NUMBER.
 struct rules {
-  // On by default; "any-length" switches it off.
+  // On by default; "any-length" turns it off.
   int whole_pages;
-  // Bytes that a process's mappings may add up to.
+  // The most bytes that a process may have mapped.
   uint64_t window_bytes;
-  // Long calls that a signal ends with EINTR.
+  // How many long calls a signal ends with EINTR.
   int interrupts;
-  // Long calls that a signal restarts: the DSP gets each of them twice.
+  // How many long calls a signal restarts: the DSP gets each of them twice.
   int restarts;
-  // The first mmap of shared memory that fails, from 1; 0 for none.
+  // Number of the first mmap of shared memory that fails, counted from 1; 0 for
+  // none.
   int mmap_fails_at;
   // HAP_power_set refuses power for the matrix unit.
   int refuse_votes;
   // The DMA engine never finishes its second copy.
   int dma_stuck;
-  // Threads that the library can start, and one more; 0 for any number.
+  // How many threads the library can start, plus one; 0 for any number.
   uint32_t workers;
-  // The chip has no IEEE vector arithmetic: a library for V73 that is not the
-  // qfloat one dies of it in its first serving call.
+  // The chip has no IEEE vector arithmetic: V73's usual library dies in its
+  // first serving call, and only its qfloat library works.
   int no_ieee;
-  // Another process holds VTCM for that long after the start.
+  // Another process holds VTCM for this long after the start.
   uint32_t vtcm_held_ms;
   // Symbols that the DSP's loader refuses, each after a space.
   char blacklist[sizeof(((struct control *)0)->blacklist)];
-  // The loader refuses a library with a weak import that is missing.
+  // The loader refuses a library if a weak import is missing.
   int no_weak;
-  // The shell lacks the function that changes the priority of a holder of VTCM.
+  // The shell lacks the function that changes the priority of VTCM's holder.
   int no_priority;
   // The system refuses the lock of the matrix unit.
   int no_hmx;
   // Bytes of VTCM; 0 for the most.
   uint32_t vtcm_bytes;
-  // A mapping goes at the end of a call in which the DSP has unmapped it.
+  // A mapping ends with the call in which the DSP has unmapped it.
   int vanish;
-  // What is unmapped takes room in the window until a call of the library ends.
+  // Unmapped memory takes room in the window until a call of the library ends.
   int late_unmap;
-  // The request to unmap that fails, from 1; 0 for none; and whether it has.
+  // Number of the unmap request that fails, counted from 1; 0 for none. And
+  // whether it has failed.
   int unmap_fails_at;
   int unmap_has_failed;
 };
 extern struct rules rules;
 void rules_init(void);
 
-// Takes one from a rule's count; returns 0 when none is left.
+// Uses up one of a rule's count; returns 0 if none is left.
 int rule_take(int *count);
 
-// LOOP_LOG=1: one line of stderr.
+// LOOP_LOG=1: writes one line to stderr.
 extern int verbose;
 void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
-// Always one line of stderr.
+// Always writes one line to stderr.
 void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // device.c: a file descriptor of /dev/fastrpc-cdsp.
@@ -68,7 +71,7 @@ struct session *session_open(void);
 void session_close(struct session *session);
 // Returns whether a descriptor is the number of a mapping.
 int session_maps(struct session *session, int fd);
-// Returns what ioctl returns, with errno.
+// Returns ioctl's result, with errno.
 int session_ioctl(struct session *session, unsigned long request, void *arg);
 
 // process.c: a process on the DSP.
@@ -82,12 +85,12 @@ struct control *process_control(struct process *process);
 // 0 and the library's status, or an errno.
 int process_call(struct process *process, uint64_t handle, uint32_t scalars,
                  struct buffer *buffers, uint64_t *handle_out, int *status);
-// Kills it and says what it did.
+// Kills the process and logs its work.
 void process_end(struct process *process);
 
 // vtcm.c: the chip's VTCM.
 int vtcm_fd(void);
-// Takes it from a process that has ended.
+// Takes VTCM from a process that has ended.
 void vtcm_release(uint32_t process);
 
 #endif

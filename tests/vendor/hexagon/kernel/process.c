@@ -1,7 +1,7 @@
-// A process on the DSP: the emulator that runs it, and calls into it.
+// A process on the DSP: the emulator that runs it, and the calls into it.
 //
-// A thread for each channel passes one call at a time through its socket.
-// Callers wait for their call, unless a rule says that a signal came.
+// Each channel has a thread, which passes one call at a time through its
+// socket. Callers wait for their call, unless a rule simulates a signal.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,10 +22,10 @@
 
 extern char **environ;
 
-// After that long a call counts as one that waits.
+// A call that takes longer than this counts as one that waits.
 #define LONG_CALL_MS 3
 
-// A call with copies of its buffers, as the driver has them.
+// A call with copies of its buffers, as in the driver.
 struct call {
   struct request request;
   unsigned char data[MAX_CALL_BYTES];
@@ -66,7 +66,7 @@ static int transfer(int fd, void *at, size_t bytes, int out) {
   return 0;
 }
 
-// Sizes of all buffers from `first`, `count` of them.
+// The sum of the sizes of `count` buffers, starting at `first`.
 static size_t sum(const struct request *request, uint32_t first,
                   uint32_t count) {
   size_t bytes = 0;
@@ -121,7 +121,7 @@ static void *serve_channel(void *arg) {
   return NULL;
 }
 
-// The environment without what is meant for this process only.
+// The environment without the variables that are only for this process.
 static char **child_environment(void) {
   size_t count = 0, kept = 0;
   while (environ[count])
@@ -154,7 +154,7 @@ static int spawn(struct process *process, const int *theirs, int control_fd) {
   sigset_t none;
   sigemptyset(&none);
   posix_spawnattr_setsigmask(&attributes, &none);
-  // A process group of its own: what stops the host does not stop the DSP.
+  // A separate process group, so that stopping the host does not stop the DSP.
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
@@ -169,8 +169,8 @@ static int spawn(struct process *process, const int *theirs, int control_fd) {
   return error;
 }
 
-// A descriptor above those that the process is given, or dup2 would overwrite
-// one that is still needed.
+// Duplicates the descriptor above those that the process inherits, because dup2
+// would overwrite one that is still needed.
 static int raised(int fd) {
   int high = fcntl(fd, F_DUPFD_CLOEXEC, FIRST_CHANNEL_FD + CHANNELS);
   close(fd);
@@ -269,7 +269,7 @@ static struct call *make_call(uint64_t handle, uint32_t scalars,
   return call;
 }
 
-// Appends a call; the mutex is held.
+// Appends a call; the caller holds the mutex.
 static void enqueue(struct process *process, struct call *call) {
   struct call **last = &process->waiting;
   while (*last)
@@ -278,8 +278,8 @@ static void enqueue(struct process *process, struct call *call) {
   pthread_cond_broadcast(&process->changed);
 }
 
-// Waits until the call is done, the process is dead, or a signal comes by rule;
-// returns whether it was a signal. The mutex is held.
+// Waits until the call is done, the process is dead, or a rule simulates a
+// signal; returns whether it was a signal. The caller holds the mutex.
 static int wait_call(struct process *process, struct call *call,
                      int may_interrupt) {
   struct timespec until;
@@ -297,9 +297,9 @@ static int wait_call(struct process *process, struct call *call,
   return 0;
 }
 
-// Passes a call on and waits for it: 0 when it is done, ECONNRESET, or, when a
-// signal came, EINTR or ERESTART. Unless it is done, it is no longer the
-// caller's.
+// Passes a call on and waits for it. Returns 0 when it is done, ECONNRESET, or
+// after a signal EINTR or ERESTART. Unless the call is done, the caller no
+// longer owns it.
 static int attempt(struct process *process, struct call *call, int serves) {
   pthread_mutex_lock(&process->mutex);
   enqueue(process, call);
@@ -318,19 +318,19 @@ static int attempt(struct process *process, struct call *call, int serves) {
   if (result)
     call->abandoned = 1;
   else if (!call->done)
-    result = ECONNRESET; // what a channel still has of the call is left to it
+    result = ECONNRESET; // a channel that still works on the call frees it
   pthread_mutex_unlock(&process->mutex);
   return result;
 }
 
 int process_call(struct process *process, uint64_t handle, uint32_t scalars,
                  struct buffer *buffers, uint64_t *handle_out, int *status) {
-  // The call that serves, the long one, is the one that returns no data.
+  // The long call that serves the ring is the only one that returns no data.
   int serves = handle != 0 && scalars_outputs(scalars) == 0;
   struct call *call;
   int error;
-  // Mainline's driver leaves a call that a signal interrupts running on the
-  // DSP; the system call is restarted, or returns EINTR.
+  // If a signal interrupts a call, mainline's driver lets it run on the DSP;
+  // the system call is restarted, or returns EINTR.
   do {
     call = make_call(handle, scalars, buffers);
     if (!call)

@@ -7,7 +7,7 @@
 
 #include "kernel.h"
 
-// Mainline's context banks have a 32-bit DMA mask.
+// Mainline's context banks have a DMA mask of 32 bits.
 struct rules rules = {.whole_pages = 1, .window_bytes = 1ull << 32};
 int verbose;
 

@@ -19,7 +19,7 @@ static uint32_t now_ms(void) {
 }
 
 static void make(void) {
-  // Above the descriptors that a process is given.
+  // Duplicated above the descriptors that a process inherits.
   int low = memfd_create("vtcm", MFD_CLOEXEC);
   fd = fcntl(low, F_DUPFD_CLOEXEC, FIRST_CHANNEL_FD + CHANNELS);
   close(low);

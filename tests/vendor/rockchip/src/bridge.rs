@@ -1,4 +1,5 @@
-//! The functions of librknnrt 2.3 over those of 1.5.2, found by `RKNN_LOOP_LIBRARY`.
+//! The functions of librknnrt 2.3, implemented with those of 1.5.2, which `RKNN_LOOP_LIBRARY`
+//! names.
 //!
 //! | function of 2.3 | here |
 //! |---|---|
@@ -24,7 +25,7 @@ use rknpu_ops::ffi::{
     QUERY_SDK_VERSION, QuantParams, SdkVersion, TensorAttr, TensorMem, TensorType, code,
 };
 
-/// The version that the bridge claims: the oldest that the backend takes.
+/// The version that the bridge claims: the oldest that the backend accepts.
 const VERSION: &str = "2.3.0 (bridge over librknnrt ";
 
 /// `rknn_matmul_info` of 1.5.2.
@@ -45,7 +46,7 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
     let handle = *LIBRARY.get_or_init(|| {
         let path = std::env::var("RKNN_LOOP_LIBRARY").unwrap_or_default();
         let name = CString::new(path.clone()).unwrap_or_default();
-        // SAFETY: the name ends with a zero; the library's own start-up code is the vendor's.
+        // SAFETY: the name ends in NUL; the vendor's library runs its start-up code.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
         if handle.is_null() {
             eprintln!("rknn-loop: RKNN_LOOP_LIBRARY=\"{path}\" cannot be loaded");
@@ -55,7 +56,7 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
     if handle == 0 {
         return None;
     }
-    // SAFETY: the handle is that of a library that is never closed, and the name ends with a zero.
+    // SAFETY: the handle is that of a library that is never closed, and the name ends in NUL.
     let address =
         unsafe { libc::dlsym(std::ptr::with_exposed_provenance_mut(handle), name.as_ptr()) };
     (!address.is_null()).then_some(address)
@@ -76,7 +77,7 @@ macro_rules! pass_on {
                 // SAFETY: the function of that name has this type (SOURCE: rknn_matmul_api.h and
                 // rknn_api.h, 1.5.0).
                 let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
-                // SAFETY: passed on to the caller.
+                // SAFETY: guaranteed by the caller.
                 unsafe { function($($argument),*) }
             }
         )*
@@ -114,12 +115,12 @@ pub unsafe extern "C" fn rknn_matmul_create(
     };
     // SAFETY: the function of that name has this type (SOURCE: as for `OldInfo`).
     let create = unsafe { std::mem::transmute::<*mut c_void, Create>(address) };
-    // SAFETY: the caller's struct.
+    // SAFETY: the caller passes this struct.
     let info = unsafe { *info };
     let Some(mut old) = old_info(&info) else {
         return code::PARAM_INVALID;
     };
-    // SAFETY: the caller's places, and the struct of this version.
+    // SAFETY: the caller's pointers are valid, and the struct is the one of this version.
     unsafe { create(context, &raw mut old, attributes) }
 }
 
@@ -145,7 +146,7 @@ fn old_info(info: &MatmulInfo) -> Option<OldInfo> {
     })
 }
 
-/// Implements `rknn_query`; the version says that the bridge answers.
+/// Implements `rknn_query`; the version shows that the bridge answers.
 ///
 /// # Safety
 /// As the C function.
@@ -162,20 +163,20 @@ pub unsafe extern "C" fn rknn_query(
     };
     // SAFETY: the function of that name has this type (SOURCE: rknn_api.h, 1.5.0).
     let query = unsafe { std::mem::transmute::<*mut c_void, Query>(address) };
-    // SAFETY: passed on to the caller.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { query(context, command, info, bytes) };
     if result == code::SUCC
         && command == QUERY_SDK_VERSION
         && bytes as usize >= size_of::<SdkVersion>()
     {
-        // SAFETY: the caller's place for this struct.
+        // SAFETY: the caller passes memory for this struct.
         let version = unsafe { &mut *info.cast::<SdkVersion>() };
         rename(&mut version.api_version);
     }
     result
 }
 
-/// Puts [`VERSION`] before the library's own, with a bracket after it.
+/// Writes [`VERSION`] before the library's own version, which is in brackets.
 fn rename(text: &mut [c_char; 256]) {
     let own = text.map(|byte| byte.to_ne_bytes()[0]);
     let own = own.split(|byte| *byte == 0).next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `rknpu_ops::direct` over the emulated driver `rknpu` and NPU, as strict as they are: self-test,
+//! `rknpu_ops::direct` over the emulated driver `rknpu` and NPU, in strict mode: self-test,
 //! results, syncs, failures.
 #![expect(unsafe_code, reason = "a descriptor comes as a plain number")]
 
@@ -29,14 +29,14 @@ mod dma_buf;
 mod question;
 mod rocket;
 
-/// Numbers of functions, from the other side: those of kernel/ioctl.rs.
+/// Numbers of functions, written independently of kernel/ioctl.rs.
 const ACTION: u8 = 0x40;
 const SUBMIT: u8 = 0x41;
 const MEM_CREATE: u8 = 0x42;
 const MEM_SYNC: u8 = 0x45;
 const PRIME_HANDLE_TO_FD: u8 = 0x2d;
 
-/// A change of what the driver does.
+/// A change of the driver's behaviour.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Nothing,
@@ -128,7 +128,7 @@ impl Node for Emulated {
             .kernel
             .map(offset)
             .map_err(io::Error::from_raw_os_error)?;
-        // SAFETY: the emulated driver made this descriptor for the caller.
+        // SAFETY: the emulated driver created this descriptor for the caller.
         let file = unsafe { File::from_raw_fd(descriptor) };
         MmapOptions::new().len(bytes).map_raw(&file)
     }
@@ -153,7 +153,7 @@ impl Node for Emulated {
     }
 }
 
-/// An NPU of this process's own.
+/// An NPU that only this process uses.
 struct Board {
     kernel: Arc<Kernel>,
     calls: Arc<Calls>,
@@ -234,7 +234,7 @@ fn compare_with_stand_in(rknn: &Arc<Rknn>) {
         (MatmulType::F16_F16_F32, [301, 576, 96]),
         (MatmulType::F16_F16_F16, [5, 64, 64]),
         (MatmulType::I4_I4_I16, [6, 576, 128]),
-        // 4097 tasks: two jobs.
+        // 4097 tasks, which need two jobs.
         (MatmulType::F16_F16_F32, [1, 32, 4097 * 256]),
         // Several passes over K; that of INT8 is one of the two parts in which native B lies.
         (MatmulType::I8_I8_I32, [5, 8192 + 96, 64]),
@@ -272,12 +272,13 @@ fn results_are_those_of_the_stand_in() {
 #[test]
 fn a_sync_that_is_missing_gives_wrong_results() {
     for (shape, needless) in [
-        // In place. A and B are synced again after they are made; C is, too, but not the rest of
-        // its page; the device does not write streams and tasks: five of ten.
+        // Computed in place: five of ten syncs may be missing. A, B and C are synced twice after
+        // they are created, but the rest of C's page once. The device does not write streams and
+        // tasks.
         ([8, 128, 64], 5),
-        // With cubes the device sees neither A nor C, but the caller syncs C from it: two of A, one
-        // of B, two of C when it is made and its last one, those of new streams, tasks and cubes of
-        // A: nine of fifteen.
+        // With cubes the device uses neither A nor C directly, but the caller syncs C from it. Nine
+        // of fifteen syncs may be missing: two of A, one of B, two of C at its creation and its
+        // last one, and those of new streams, tasks and cubes of A.
         ([7, 128, 64], 9),
     ] {
         let operands = Operands::random(MatmulType::F16_F16_F32, shape, &mut Numbers::new(54));
@@ -319,7 +320,7 @@ fn calls_of_changing_shapes_leave_nothing_behind() {
 #[test]
 #[ignore = "takes a minute, and the process for itself: make direct"]
 fn ten_thousand_calls_leave_nothing_behind() {
-    // Of the whole process: other tests do not run beside this one.
+    // Counts descriptors of the whole process, so no other test runs at the same time.
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = descriptors();
     let (rknpu, rocket) = (board(Change::Nothing), rocket::board());

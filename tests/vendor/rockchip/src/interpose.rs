@@ -28,8 +28,8 @@ enum Emulated {
     Rocket(Rocket),
 }
 
-/// librknnrt has its own ideas of what boards compute, and syncs as it likes: only programs that
-/// set `RKNN_LOOP_STRICT` are held to the rules of [`Kernel::strict`].
+/// librknnrt uses other streams and syncs than the strict rules allow, so only programs that set
+/// `RKNN_LOOP_STRICT` are held to the rules of [`Kernel::strict`].
 static EMULATED: LazyLock<Emulated> = LazyLock::new(|| {
     let is_set = |name| std::env::var_os(name);
     if is_set("RKNN_LOOP_KERNEL").is_some_and(|name| name == "rocket") {
@@ -92,13 +92,13 @@ impl Emulated {
     ) -> Result<Reply, Errno> {
         match self {
             Self::Rknpu(kernel) => kernel.ioctl(request, argument),
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             Self::Rocket(rocket) => unsafe { rocket.ioctl(file, request, argument) },
         }
     }
 }
 
-/// Descriptors of the node, with the files that they are of.
+/// Descriptors of the node, each with its open file.
 static OPEN: RwLock<Vec<(c_int, u32)>> = RwLock::new(Vec::new());
 
 /// Returns the file of a descriptor of the node.
@@ -109,7 +109,7 @@ fn file_of(descriptor: c_int) -> Option<u32> {
 }
 
 fn fail(errno: i32) -> c_int {
-    // SAFETY: the C library gives each thread an errno that stays where it is.
+    // SAFETY: the C library gives each thread an errno whose address does not change.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: as above; the place is aligned and this thread's own.
     unsafe { *place = errno };
@@ -121,7 +121,7 @@ fn fail(errno: i32) -> c_int {
 /// # Safety
 /// `path` is a C string.
 unsafe fn node_path<'a>(path: *const c_char) -> Option<&'a [u8]> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     let is_node = [DRI, ACCEL].iter().any(|folder| path.starts_with(folder));
     is_node.then_some(path)
@@ -137,15 +137,15 @@ unsafe fn open_path(
     flags: c_int,
     mode: libc::mode_t,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     match unsafe { node_path(path) } {
         None => {
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the caller's arguments, unchanged.
             let result = unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode) };
             c_int::try_from(result).unwrap_or(-1)
         }
         Some(path) if path == EMULATED.places()[1] => {
-            // SAFETY: the name ends with a zero.
+            // SAFETY: the name ends in NUL.
             let descriptor =
                 unsafe { libc::memfd_create(c"rknpu-node".as_ptr(), libc::MFD_CLOEXEC) };
             if descriptor >= 0 {
@@ -167,7 +167,7 @@ macro_rules! c_functions {
             ///
             /// # Safety
             /// As the C function.
-            // Not in the tests' own programs, whose files these would be.
+            // Not exported in unit tests, whose own files would be affected.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($argument: $type),*) -> $result $body
         )*
@@ -176,12 +176,12 @@ macro_rules! c_functions {
 
 c_functions! {
     fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { open_path(libc::AT_FDCWD, path, flags, mode) }
     }
 
     fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { open_path(libc::AT_FDCWD, path, flags, mode) }
     }
 
@@ -190,29 +190,29 @@ c_functions! {
             OPEN.write().unwrap_or_else(PoisonError::into_inner).retain(|open| open.0 != descriptor);
             EMULATED.close(file);
         }
-        // SAFETY: the caller's argument, as it came.
+        // SAFETY: the caller's argument, unchanged.
         let result = unsafe { libc::syscall(libc::SYS_close, descriptor) };
         c_int::try_from(result).unwrap_or(-1)
     }
 
     fn access(path: *const c_char, mode: c_int) -> c_int {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         match unsafe { node_path(path) } {
             Some(path) if EMULATED.places().contains(&path) => 0,
             Some(_) => fail(libc::ENOENT),
             None => {
-                // SAFETY: the caller's arguments, as they came.
+                // SAFETY: the caller's arguments, unchanged.
                 let result = unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path, mode) };
                 c_int::try_from(result).unwrap_or(-1)
             }
         }
     }
 
-    // Old programs ask for a file's status by this name.
+    // Programs that were linked with an old C library ask for a file's status by this name.
     fn __xstat(_version: c_int, path: *const c_char, status: *mut libc::stat) -> c_int {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         let Some(path) = (unsafe { node_path(path) }) else {
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the caller's arguments, unchanged.
             return unsafe { libc::stat(path, status) };
         };
         let [folder, node] = EMULATED.places();
@@ -223,54 +223,54 @@ c_functions! {
         } else {
             return fail(libc::ENOENT);
         };
-        // SAFETY: a status is plain numbers, for which zero is a value.
+        // SAFETY: a status consists of numbers, for which zero is a value.
         let mut filled: libc::stat = unsafe { std::mem::zeroed() };
         filled.st_mode = kind;
         filled.st_rdev = libc::makedev(DRM_MAJOR, 0);
-        // SAFETY: the caller's place for a status.
+        // SAFETY: the caller passes memory for a status.
         unsafe { status.write(filled) };
         0
     }
 
-    // libdrm makes nodes that are missing, and changes their owner and mode.
+    // libdrm creates missing nodes, and changes their owner and mode.
     fn mkdir(path: *const c_char, mode: libc::mode_t) -> c_int {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         if unsafe { node_path(path) }.is_some() {
             return 0;
         }
-        // SAFETY: the caller's arguments, as they came.
+        // SAFETY: the caller's arguments, unchanged.
         let result = unsafe { libc::syscall(libc::SYS_mkdirat, libc::AT_FDCWD, path, mode) };
         c_int::try_from(result).unwrap_or(-1)
     }
 
     fn chown(path: *const c_char, owner: libc::uid_t, group: libc::gid_t) -> c_int {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         if unsafe { node_path(path) }.is_some() {
             return 0;
         }
-        // SAFETY: the caller's arguments, as they came.
+        // SAFETY: the caller's arguments, unchanged.
         let result = unsafe { libc::syscall(libc::SYS_fchownat, libc::AT_FDCWD, path, owner, group, 0) };
         c_int::try_from(result).unwrap_or(-1)
     }
 
     fn chmod(path: *const c_char, mode: libc::mode_t) -> c_int {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         if unsafe { node_path(path) }.is_some() {
             return 0;
         }
-        // SAFETY: the caller's arguments, as they came.
+        // SAFETY: the caller's arguments, unchanged.
         let result = unsafe { libc::syscall(libc::SYS_fchmodat, libc::AT_FDCWD, path, mode) };
         c_int::try_from(result).unwrap_or(-1)
     }
 
     fn __xmknod(_version: c_int, path: *const c_char, mode: libc::mode_t, device: *const libc::dev_t) -> c_int {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         if unsafe { node_path(path) }.is_some() {
             return 0;
         }
-        // SAFETY: the caller's place of a device number.
+        // SAFETY: the caller passes memory that holds a device number.
         let device = unsafe { *device };
-        // SAFETY: the caller's arguments, as they came.
+        // SAFETY: the caller's arguments, unchanged.
         let result = unsafe { libc::syscall(libc::SYS_mknodat, libc::AT_FDCWD, path, mode, device) };
         c_int::try_from(result).unwrap_or(-1)
     }
@@ -278,14 +278,14 @@ c_functions! {
     fn mmap(address: *mut c_void, bytes: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: i64)
         -> *mut c_void
     {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { map(address, bytes, protection, flags, descriptor, offset) }
     }
 
     fn mmap64(address: *mut c_void, bytes: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: i64)
         -> *mut c_void
     {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { map(address, bytes, protection, flags, descriptor, offset) }
     }
 
@@ -298,12 +298,12 @@ c_functions! {
         }
         let file = file_of(descriptor).filter(|_| request.kind == DRM_TYPE);
         let Some(file) = file else {
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the caller's arguments, unchanged.
             let result = unsafe { libc::syscall(libc::SYS_ioctl, descriptor, number, argument) };
             return c_int::try_from(result).unwrap_or(-1);
         };
-        // SAFETY: the number contains the size of the caller's struct, which is as the driver's
-        // interface says.
+        // SAFETY: the number contains the size of the caller's struct, which follows the driver's
+        // interface.
         unsafe { answer(file, request, argument.cast()) }
     }
 }
@@ -321,7 +321,7 @@ unsafe fn map(
     offset: i64,
 ) -> *mut c_void {
     let system = |descriptor: c_int, offset: i64| {
-        // SAFETY: the caller's arguments, with the object's own descriptor for the node's.
+        // SAFETY: the caller's arguments, with the object's descriptor in place of the node's.
         let start = unsafe {
             libc::syscall(
                 libc::SYS_mmap,
@@ -344,7 +344,7 @@ unsafe fn map(
     match EMULATED.map(file, offset.cast_unsigned()) {
         Ok(object) => {
             let start = system(object, 0);
-            // SAFETY: the descriptor was made for this call.
+            // SAFETY: the descriptor was created for this call only.
             unsafe { libc::close(object) };
             start
         }
@@ -355,22 +355,22 @@ unsafe fn map(
     }
 }
 
-/// Copies a struct in, has the driver answer, and copies it out.
+/// Copies a struct in, lets the driver answer, and copies the struct out.
 ///
 /// # Safety
-/// `place` has `request.bytes` bytes, and the addresses there are what the driver's interface says.
+/// `place` has `request.bytes` bytes, and the addresses there are valid by the driver's interface.
 unsafe fn answer(file: u32, request: Request, place: *mut u8) -> c_int {
     let mut argument = Argument([0; 128]);
     let bytes = request.bytes.min(argument.0.len());
     // SAFETY: both have at least this many bytes.
     unsafe { place.copy_to_nonoverlapping(argument.0.as_mut_ptr(), bytes) };
-    // SAFETY: passed on to the caller.
+    // SAFETY: guaranteed by the caller.
     match unsafe { EMULATED.ioctl(file, request, &mut argument) } {
         Ok(reply) => {
             // SAFETY: both have at least this many bytes.
             unsafe { place.copy_from_nonoverlapping(argument.0.as_ptr(), bytes) };
             if let Reply::Texts(texts) = reply {
-                // SAFETY: the caller gave the addresses, with the bytes that are there.
+                // SAFETY: the caller passed these addresses, and the bytes at them.
                 texts.into_iter().for_each(|text| unsafe { copy(text) });
             }
             0
@@ -393,7 +393,7 @@ unsafe fn copy(Text(text, address, room): Text) {
     let bytes = text.len().min(usize::try_from(room).unwrap_or(0));
     let place = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(address).unwrap_or(0));
     if !place.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { place.copy_from_nonoverlapping(text.as_ptr(), bytes) };
     }
 }

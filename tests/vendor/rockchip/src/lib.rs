@@ -18,8 +18,8 @@
 //! the tests of `direct` here, and for whole programs with `RKNN_LOOP_STRICT` set. With
 //! `RKNN_LOOP_KERNEL=rocket` the driver is Linux's.
 //!
-//! Nothing of the vendor's is in this folder. The device is written from public register
-//! descriptions, so a mistake in both those and the library would not be seen here.
+//! This folder has no code of the vendor. The device is written from public register descriptions.
+//! If the library makes the same mistake as these, the tests cannot find it.
 
 pub mod bridge;
 mod device;

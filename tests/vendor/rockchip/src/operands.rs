@@ -52,7 +52,7 @@ impl Operands {
     /// As [`Self::of_library`].
     ///
     /// # Errors
-    /// That of the first call that fails.
+    /// The error of the first call that fails.
     pub fn try_of_library(&self, rknn: &Arc<Rknn>) -> Result<Vec<u8>> {
         self.try_in_space(rknn, 0)
     }

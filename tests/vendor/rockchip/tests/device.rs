@@ -25,7 +25,7 @@ use operands::Operands;
 use rknpu_ops::direct::node::DeviceNode;
 use rknpu_ops::ffi::MatmulType;
 
-/// Why none of these runs by default.
+/// Reason why none of these tests runs by default.
 const NEEDS: &str = "GGML_RUST_NPU_RKNN_LIB, which scripts/vendor_rknn.py sets";
 
 fn library() -> Arc<Rknn> {
@@ -72,8 +72,8 @@ fn the_self_test_sees_that_m_of_2_is_wrong_and_nothing_else() {
 #[ignore = "needs librknnrt 1.5.2 under qemu: VENDOR=rknn make vendor"]
 fn products_agree_with_the_reference_whatever_their_shape() {
     let (device, mut numbers) = (device(), Numbers::new(1));
-    // M of every bucket and between them, N of one tile to several calls, K of one tile to the
-    // library's limits: 2048 (FP16) and 4096 (INT8).
+    // M of every bucket and values in between; N from one tile to several calls; K from one tile to
+    // the library's limits: 2048 (FP16) and 4096 (INT8).
     for m in [1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 61, 64, 128, 256, 512] {
         for dtype in [DType::F16, F32_IN_BLOCKS] {
             check(&device, dtype, [m, 576, 96], &mut numbers);
@@ -104,7 +104,7 @@ fn products_agree_with_the_reference_whatever_their_shape() {
 #[test]
 #[ignore = "needs librknnrt 1.5.2 under qemu: VENDOR=rknn make vendor"]
 fn a_shape_that_the_library_refuses_is_an_error_and_no_result() {
-    // 1.5.2 takes no FP16 product with K above 2048, 2.3 takes 4096.
+    // Version 1.5.2 accepts no FP16 product with K above 2048; version 2.3 accepts 4096.
     let (device, mut numbers) = (device(), Numbers::new(2));
     let w = Weight::random(&mut numbers, DType::F16, [4096, 32, 1, 1]);
     let act = numbers.floats(4096);

@@ -1,8 +1,8 @@
 //! Generates text with SmolLM2-135M in Q8_0, its weights multiplied above the vendor's own library,
-//! and again by the stand-in: both say the same.
+//! and again by the stand-in: both give the same text.
 //!
-//! llama.cpp is not part of it: everything but the products with weights is the plain loops of this
-//! file.
+//! llama.cpp is not used: simple loops in this file compute everything except products with
+//! weights.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[path = "../../../common/mod.rs"]
@@ -231,7 +231,7 @@ impl Model {
             act.iter_mut().zip(added).for_each(|(x, y)| *x += y);
         }
         let last = self.norm("output_norm.weight", &act[(rows - 1) * width..]);
-        // The head is the embeddings again.
+        // The embeddings also serve as the head.
         self.product("token_embd.weight", &last, 1)
     }
 }
@@ -245,7 +245,7 @@ fn vocabulary(file: &File) -> Vec<String> {
     let Value::Array { len, .. } = entry.value else {
         panic!("tokens are no array")
     };
-    // The length and text of the key, two kinds and the number of elements come first; then each
+    // First the length and text of the key, two type numbers and the number of elements; then each
     // text after its length.
     let header = 8 + entry.key.len() + 4 + 4 + 8;
     let mut rest = &file.bytes()[entry.range.clone()][header..];
@@ -297,6 +297,6 @@ fn a_model_generates_above_the_library_what_it_generates_on_the_stand_in() {
     );
     println!("text of the stand-in: {want:?}");
     assert_eq!(text, want);
-    // INT8 sums are whole numbers, so nothing may differ.
+    // INT8 sums are integers, so there must be no difference.
     assert!(scores == want_scores, "the same text, but other scores");
 }

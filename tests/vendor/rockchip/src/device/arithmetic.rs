@@ -57,7 +57,7 @@ pub enum Values {
 }
 
 impl Arithmetic {
-    /// Returns what the units are set to.
+    /// Returns the arithmetic that the registers select.
     ///
     /// # Errors
     /// `Unwritten`, or `Value` for a combination that is not known.
@@ -86,8 +86,8 @@ impl Arithmetic {
             );
         }
         let misc = registers.get("CORE_MISC_CFG")?;
-        // QD_EN, bit 0, adds up the features for asymmetric weights, which DPU_BS_OW_OP = 0 has
-        // not.
+        // QD_EN, bit 0, sums up the features for asymmetric weights, which DPU_BS_OW_OP = 0 does
+        // not use.
         if misc & !1 != code << 8 {
             return wrong(
                 "CORE_MISC_CFG",
@@ -106,7 +106,7 @@ impl Arithmetic {
         if format & 0x1fff_ffff != code << 26 | code {
             return wrong("DPU_DATA_FORMAT", format, "the precision of CNA_CONV_CON1");
         }
-        // FP32TOFP16_EN above a scale of 1.
+        // FP32TOFP16_EN is the bit above the scale, which is 1.
         let scale = registers.get("DPU_OUT_CVT_SCALE")?;
         if scale != 1 | u32::from(stored == Stored::Fp16) << 16 {
             return wrong(
@@ -148,7 +148,7 @@ impl Arithmetic {
     /// Returns operands that are in `bytes`.
     pub fn widen(self, bytes: &[u8]) -> Values {
         match self.operand {
-            // The first one in the low half.
+            // The first value is in the low half.
             // SOURCE: gregordinary's notes: HILO = 0.
             Operand::Int4 => Values::Whole(
                 bytes
@@ -166,7 +166,7 @@ impl Arithmetic {
     }
 
     /// Multiplies positions with the kernels of one group; returns the results position by
-    /// position, as they are stored.
+    /// position, in their stored form.
     ///
     /// `weights` are lines, kernel by kernel, for each [`LINE`] channels.
     pub fn multiply(self, positions: &Values, weights: &Values, k: usize) -> Vec<u8> {

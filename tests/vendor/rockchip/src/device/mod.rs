@@ -1,20 +1,20 @@
 //! The device: one core of an RK3588's NPU, as far as matrix products need it.
 //!
-//! A program is a stream of 64-bit words, each of which writes a register of one unit:
-//! `target << 48 | value << 16 | offset`. The program counter (PC) reads it; its last words name
-//! the next stream and start the units. Then the units compute one convolution with a kernel of 1 ×
-//! 1 from what their registers say: a product of matrices.
+//! A program is a stream of 64-bit words, each of which writes a register of one unit: `target <<
+//! 48 | value << 16 | offset`. The program counter (PC) reads it; its last words name the next
+//! stream and start the units. Then the units compute one convolution with a kernel of 1 × 1, as
+//! their registers specify: a product of matrices.
 //!
 //! ```text
 //! memory --features, weights--> CNA --> CORE (multiply, add) --> DPU --results--> memory
 //! ```
 //!
-//! It computes what registers say; boards compute less. A caller may have it refuse what no board
-//! is known to compute ([`proven`]).
+//! It computes everything that registers can specify; boards compute less. A caller may let it
+//! refuse products that no board is known to compute ([`proven`]).
 //!
 //! Three things end the job with the register's name: a register that is not in
-//! [`register::KNOWN`], a value that stands for anything but such a product, and a register that
-//! has an influence but that no word wrote.
+//! [`register::KNOWN`], a value that specifies anything but such a product, and a register that
+//! matters but was not written.
 //!
 //! SOURCE: src/gallium/drivers/rocket/{registers.xml,rkt_regcmd.c,rkt_task.c} of Mesa 25.3 (MIT).
 
@@ -92,10 +92,10 @@ pub struct Program {
 /// Which products a device computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Computes {
-    /// Those that registers can ask for.
+    /// All products that registers can specify.
     #[default]
     All,
-    /// Those of kinds that boards are known to compute.
+    /// Only those of kinds that boards are known to compute.
     Proven,
 }
 

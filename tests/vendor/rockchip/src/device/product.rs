@@ -1,4 +1,4 @@
-//! The product that the registers ask for, and its computation.
+//! The product that the registers specify, and its computation.
 //!
 //! Features are a cube of W × H positions with K channels, weights are N kernels of K values,
 //! results are a cube of W × H positions with N channels: a product with M = W · H. All is in
@@ -26,7 +26,7 @@ pub struct Product {
     results: u64,
     /// Atoms from line to line and from surface to surface of the features.
     feature_strides: [i64; 2],
-    /// The same of the results.
+    /// Atoms from line to line and from surface to surface of the results.
     result_strides: [i64; 2],
 }
 
@@ -60,7 +60,7 @@ impl Product {
     /// Decodes the product from the registers.
     ///
     /// # Errors
-    /// `Unwritten`, `Value` or `Shape` for what is not a product.
+    /// `Unwritten`, `Value` or `Shape` if the registers do not specify a product.
     pub fn new(registers: &Registers) -> Result<Self, Error> {
         registers.check()?;
         let get = |name| registers.get(name);
@@ -170,7 +170,7 @@ impl Product {
             size(notch, 16, 28),
             size(notch, 0, 12),
         )?;
-        // A kernel group fills so many surfaces of results.
+        // A kernel group fills this number of result surfaces.
         let surfaces = group * arithmetic.result_bytes() / ATOM;
         let stride = get("DPU_DST_SURF_STRIDE")?;
         agree(
@@ -225,7 +225,7 @@ impl Product {
         })
     }
 
-    /// Computes it.
+    /// Computes the product.
     ///
     /// # Errors
     /// `Address`.
@@ -287,7 +287,7 @@ impl Product {
         Ok(())
     }
 
-    /// The pieces of a surface that lie without a gap, each with its bytes.
+    /// The contiguous pieces of a surface, each with its bytes.
     fn lines(
         &self,
         base: u64,
@@ -332,7 +332,7 @@ fn feature_strides(registers: &Registers, width: usize) -> Result<[i64; 2], Erro
     if registers.get("CNA_CONV_CON1")? & GROUP_LINE_OFF != 0 {
         return Ok([line, width + from_end]);
     }
-    // A single line has no next one.
+    // A single line has no next line.
     let height = bits(registers.get("CNA_DATA_SIZE0")?, 0, 10);
     if height > 1 && line != 4 * width {
         return Err(Error::Shape(format!(

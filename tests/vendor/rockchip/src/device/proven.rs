@@ -1,4 +1,4 @@
-//! Products that boards are known to compute: fewer than registers can say.
+//! Products that boards are known to compute, which are fewer than registers can specify.
 //!
 //! SOURCE: public notes of gregordinary (rows of a column, banks) and happyme531 (lines,
 //! row-major); the buffer's size, CBUF_BANKS and CBUF_BANK_SIZE of rkt_ml.h, Mesa 25.3.
@@ -11,7 +11,7 @@ use super::register::Registers;
 const BANKS: usize = 12;
 const BANK_BYTES: usize = 32 * 1024;
 
-/// Fails with what `is_met` says if it is not.
+/// Fails with the text of `what` unless `is_met`.
 fn require(is_met: bool, what: impl FnOnce() -> String) -> Result<(), Error> {
     if is_met {
         return Ok(());
@@ -34,7 +34,7 @@ pub fn check(registers: &Registers, product: &Product) -> Result<(), Error> {
     let (rows, operand) = (product.positions(), product.arithmetic.operand);
     let kernel = product.arithmetic.operand_bytes(k);
     let is_packed = registers.get("CNA_CONV_CON1")? & GROUP_LINE_OFF == 0;
-    // One position is a line: that is how boards have seen it.
+    // A single position counts as a line, because boards have run it in that form.
     let is_column = height > 1 && is_packed;
 
     let buffer = registers.get("CNA_CBUF_CON0")?;

@@ -1,4 +1,4 @@
-//! Registers by unit and offset: their names, and the values that leave a product a product.
+//! Registers by unit and offset: their names, and the values that a matrix product allows.
 
 use std::collections::BTreeMap;
 
@@ -34,9 +34,9 @@ const SYNC: u16 = 0x0041;
 pub enum Rule {
     /// [`super::product`] reads it.
     Read,
-    /// It changes time, not results: burst lengths, buffers, ping-pong.
+    /// The register changes the time but not the results: burst lengths, buffers, ping-pong.
     Timing,
-    /// It belongs to a step that another register switches off, which is checked.
+    /// The register belongs to a step that another register switches off; the latter is checked.
     Off,
     /// Bits of this mask must have this value; the others change time only.
     Bits(u32, u32, &'static str),
@@ -126,7 +126,7 @@ registers! {
     Core 0x3014 CORE_DATAOUT_SIZE_0 = Read;
     Core 0x3018 CORE_DATAOUT_SIZE_1 = Read;
     Core 0x301c CORE_CLIP_TRUNCATE = Bits(!0, 0, "sums that are not cut");
-    // Written by rkt_regcmd.c as a plain number, always 0.
+    // rkt_regcmd.c writes this register as a plain number, which is always 0.
     Core 0x3030 CORE_0X3030 = Bits(!0, 0, "0");
 
     Dpu 0x4004 DPU_S_POINTER = Timing;
@@ -167,7 +167,7 @@ registers! {
     Dpu 0x40a8 DPU_EW_OP_VALUE_6 = Off;
     Dpu 0x40ac DPU_EW_OP_VALUE_7 = Off;
     Dpu 0x40c0 DPU_SURFACE_ADD = Read;
-    // As 0x3030 of the CORE.
+    // Written as 0x3030 of the CORE is.
     Dpu 0x40c4 DPU_0X40C4 = Bits(!0, 0, "0");
     Dpu 0x4100 DPU_LUT_ACCESS_CFG = Off;
     Dpu 0x4104 DPU_LUT_ACCESS_DATA = Off;
@@ -182,8 +182,8 @@ registers! {
     Dpu 0x4128 DPU_LUT_LO_SLOPE_SCALE = Off;
     Dpu 0x412c DPU_LUT_LO_SLOPE_SHIFT = Off;
 
-    // All readers of further operands are off. Only their ping-pong counts if the unit is not
-    // started.
+    // All readers of further operands are off. If the unit is not started, only their ping-pong bit
+    // matters.
     DpuRdma 0x5004 RDMA_S_POINTER = Timing;
     DpuRdma 0x500c RDMA_DATA_CUBE_WIDTH = Read;
     DpuRdma 0x5010 RDMA_DATA_CUBE_HEIGHT = Read;
@@ -265,7 +265,7 @@ impl Registers {
     /// Returns the value of a register.
     ///
     /// # Errors
-    /// `Unwritten`: hardware would compute with what an earlier stream left.
+    /// `Unwritten`: hardware would compute with an earlier stream's value.
     pub fn get(&self, name: &'static str) -> Result<u32, Error> {
         self.values
             .get(name)
@@ -305,7 +305,7 @@ impl Registers {
             .copied()
             .filter(|amount| *amount != 0)?;
         let address = self.values.get("PC_BASE_ADDRESS").copied()?;
-        // The driver's formula, from the other side: pairs of words, less one.
+        // The inverse of the driver's formula: pairs of words, minus one.
         let words = ((amount + 1) * 2).saturating_sub(TAIL_WORDS);
         Some(Program {
             address: u64::from(address & !0xf),

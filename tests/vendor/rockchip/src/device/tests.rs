@@ -9,7 +9,7 @@ use super::{Computes, Error, Memory, Program};
 
 mod streams;
 
-/// Runs what registers can ask for.
+/// Runs any product that registers can specify.
 fn run(memory: &impl Memory, program: Program) -> Result<Option<Program>, Error> {
     super::run(memory, program, Computes::All)
 }
@@ -271,8 +271,8 @@ fn products_of_both_arithmetics_are_exact() {
 
 #[test]
 fn lines_apart_give_the_same_as_packed_ones() {
-    // The right half of positions in a surface of 8 × 1: each line skips the positions of the other
-    // half.
+    // The right half of the positions in a surface of 8 × 1. Each line skips the positions of the
+    // left half.
     let whole = Case {
         half: true,
         width: 8,
@@ -310,7 +310,7 @@ fn lines_apart_give_the_same_as_packed_ones() {
 
 #[test]
 fn one_row_with_a_stride_that_was_cut_at_0_is_wrong() {
-    // A program that does so gets every result wrong on boards, in each arithmetic (gregordinary's
+    // On boards, a program that does this gets wrong results in every precision (gregordinary's
     // notes: "M == 1").
     let case = Case {
         half: false,
@@ -387,7 +387,7 @@ fn the_next_stream_is_the_one_that_the_last_words_name() {
     let mut registers = case.registers();
     registers.extend([(0x101, 0x10, 0x8000), (0x101, 0x14, 55)]);
     let (memory, program) = case.memory(&registers);
-    // A complete stream ends with a word that says that nothing follows; this one lacks it.
+    // A complete stream ends with a word for "nothing follows". This stream lacks it.
     memory.0.borrow_mut()[(program.words as usize + 1) * 8..][..8].fill(0);
     let next = Program {
         address: 0x8000,
@@ -414,8 +414,8 @@ fn a_register_that_is_not_known_is_named() {
 
 #[test]
 fn what_is_no_plain_product_is_refused_by_name() {
-    // Values of rkt_regcmd.c: depthwise, a bias, compressed weights, a stride of 2, a first layer,
-    // reuse, zero points.
+    // Values of rkt_regcmd.c for features that are not supported: depthwise, a bias, compressed
+    // weights, a stride of 2, a first layer, reuse, zero points.
     for (offset, value, name) in [
         (0x3010, 3, "CORE_MISC_CFG"),
         (0x4040, 0x2_0150, "DPU_BS_CFG"),

@@ -1,4 +1,4 @@
-//! The same over Linux's driver `rocket`.
+//! Tests of the same device over Linux's driver `rocket`.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +22,7 @@ use crate::device::Computes;
 use crate::kernel::{Argument, Mishap, Request, Rocket};
 use crate::operands::Operands;
 
-/// Numbers of functions, from the other side: those of kernel/rocket.rs.
+/// Numbers of functions, written independently of kernel/rocket.rs.
 const PREP_BO: u8 = 0x42;
 const FINI_BO: u8 = 0x43;
 
@@ -56,7 +56,8 @@ impl Accel {
         }
         let mut argument = Argument([0; 128]);
         argument.0[..request.bytes].copy_from_slice(&bytes[..request.bytes]);
-        // SAFETY: structs without addresses, or with those of `bytes`, by the contract of `Node`.
+        // SAFETY: by the contract of `Node`, the structs have no addresses, or only addresses of
+        // `bytes`.
         let reply = unsafe { self.rocket.ioctl(self.file, request, &mut argument) };
         reply.map_err(io::Error::from_raw_os_error)?;
         bytes[..request.bytes].copy_from_slice(&argument.0[..request.bytes]);
@@ -97,13 +98,13 @@ impl Node for Accel {
     fn map(&self, offset: u64, bytes: usize) -> io::Result<MmapRaw> {
         let descriptor = self.rocket.map(self.file, offset);
         let descriptor = descriptor.map_err(io::Error::from_raw_os_error)?;
-        // SAFETY: the emulated driver made this descriptor for the caller.
+        // SAFETY: the emulated driver created this descriptor for the caller.
         let file = unsafe { File::from_raw_fd(descriptor) };
         MmapOptions::new().len(bytes).map_raw(&file)
     }
 }
 
-/// An NPU of this process's own.
+/// An NPU that only this process uses.
 pub struct Board {
     pub rocket: Arc<Rocket>,
     syncs: Arc<AtomicUsize>,
@@ -151,7 +152,7 @@ fn a_device_has_an_address_space_for_each_of_its_files() {
     );
     let bytes = 8 * caps::DIRECT_WEIGHT_BYTES;
     assert_eq!(device.address_space(), (bytes, bytes));
-    // A file is opened when it is needed.
+    // A file is opened only when it is needed.
     assert_eq!(board.rocket.objects().1, 1);
 }
 
@@ -228,12 +229,12 @@ fn an_object_with_two_operands_is_named_once() {
 #[test]
 fn a_sync_that_is_missing_gives_wrong_results_or_fails() {
     for (shape, needless) in [
-        // In place. New objects are clean, which are A, B, C, streams and the status, and so is C
-        // with its extra sync: six of twelve.
+        // Computed in place: six of twelve syncs may be missing. New objects are clean, which are
+        // A, B, C, streams and the status; C is clean at its extra sync, too.
         ([8, 128, 64], 6),
-        // With cubes the device does not see A, and C is right before the caller syncs it: two of
-        // A, one of B, two of C when it is made and its last one, those of new streams, status and
-        // cubes: ten of seventeen.
+        // With cubes the device does not use A directly, and C is right before the caller syncs it.
+        // Ten of seventeen syncs may be missing: two of A, one of B, two of C at its creation and
+        // its last one, and those of new streams, status and cubes.
         ([7, 128, 64], 10),
     ] {
         let operands = Operands::random(MatmulType::F16_F16_F32, shape, &mut Numbers::new(54));
@@ -258,7 +259,7 @@ fn calls_of_changing_shapes_leave_nothing_behind() {
 
 #[test]
 fn a_job_that_did_not_run_is_named_within_two_seconds() {
-    // 40 tasks of 256 columns: two jobs, the second with 8 of them and the one for the status.
+    // 40 tasks of 256 columns need two jobs. The second has 8 of them, and the task for the status.
     let operands = Operands::random(
         MatmulType::F16_F16_F32,
         [4, 32, 40 * 256],
@@ -284,7 +285,7 @@ fn a_job_that_did_not_run_is_named_within_two_seconds() {
             );
             match (operands.try_of_library(&board.rknn), recovers) {
                 (Ok(have), true) => assert!(have == want, "{mishap:?}"),
-                // Its results may come at any time.
+                // The results of the lost job may arrive at any time.
                 (Err(error), false) => assert!(error.to_string().contains(code), "{error}"),
                 (next, _) => panic!("after {mishap:?}: {:?}", next.map(drop)),
             }

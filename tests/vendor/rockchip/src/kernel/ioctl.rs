@@ -23,7 +23,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Splits a number. The C library passes it as a long, of which 32 bits count.
+    /// Splits a number. The C library passes it as a long; only its lower 32 bits matter.
     pub fn new(number: u64) -> Self {
         let [function, kind, low, high, ..] = number.to_le_bytes();
         Self {

@@ -1,9 +1,9 @@
 //! Memory objects, and the 32-bit address space in which the device sees them.
 //!
-//! With caches, the device has a copy of each cacheable object, which only syncs bring up to date:
-//! what was not synced is [`POISON`] or stale. Until the whole of a new object was synced to the
-//! device, lines of its zeros are in the CPU's cache and are written back over what the device
-//! writes.
+//! With caches, the device has a copy of each cacheable object, which only syncs update: bytes that
+//! were not synced are [`POISON`] or stale. Until the whole of a new object was synced to the
+//! device, lines of its zeros are in the CPU's cache and are written back over the device's
+//! results.
 #![expect(
     unsafe_code,
     reason = "shared memory, and descriptors as plain numbers"
@@ -75,7 +75,7 @@ pub struct Object {
 impl Object {
     fn new(bytes: u64, address: u64, flags: u32, caches: Caches) -> Result<Self, Errno> {
         let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::ENOMEM);
-        // SAFETY: the name ends with a zero.
+        // SAFETY: the name ends in NUL.
         let descriptor = unsafe { libc::memfd_create(c"rknpu".as_ptr(), libc::MFD_CLOEXEC) };
         if descriptor < 0 {
             return Err(errno(std::io::Error::last_os_error()));
@@ -94,7 +94,7 @@ impl Object {
         let copied = (caches == Caches::Apart && flags & flag::CACHEABLE != 0).then(|| {
             RwLock::new(Copied {
                 bytes: vec![POISON; map.len()],
-                // Without the flag the object is mapped by a function that cleans the caches.
+                // Without the flag, mapping the object cleans the caches.
                 // SOURCE: rknpu_iommu.c of Rockchip's kernel, driver 0.9.8.
                 is_clean: flags & flag::LIMIT_IOVA_ALIGNMENT == 0,
             })
@@ -213,8 +213,8 @@ impl Object {
     /// Reads as the CPU does.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         let start = self.at(offset, bytes.len())?;
-        // SAFETY: the range is inside of the mapping (`at`), which `self` keeps, and apart from the
-        // caller's own slice.
+        // SAFETY: the range is inside the mapping (`at`), which `self` keeps, and does not overlap
+        // the caller's slice.
         unsafe { start.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -294,7 +294,7 @@ impl Addresses {
         self.0.get(&address).and_then(Weak::upgrade)
     }
 
-    /// Returns the object behind a descriptor of its memory.
+    /// Returns the object whose memory has this descriptor.
     pub fn by_descriptor(&self, descriptor: i32) -> Result<Arc<Object>, Errno> {
         // SAFETY: only the descriptor's number is used, and `into_raw_fd` below keeps it open.
         let file = unsafe { File::from_raw_fd(descriptor) };
@@ -387,7 +387,7 @@ mod tests {
         };
         object.write(100, &[1]).unwrap();
         assert_eq!(read(), (1, POISON));
-        // A part of a new object is not all of it: its other lines are still in the CPU's cache.
+        // Syncing a part of a new object leaves its other lines in the CPU's cache.
         object.sync(0, 128, true, false).unwrap();
         object.device_write(100, &[2]).unwrap();
         assert_eq!(read(), (1, POISON));
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(read(), (1, 2));
         object.sync(100, 1, false, true).unwrap();
         assert_eq!(read(), (2, 2));
-        // Beyond its end.
+        // A range that goes beyond the object's end.
         assert!(object.sync(4096, 1, true, false).is_err());
     }
 
@@ -412,7 +412,7 @@ mod tests {
             let descriptor = object.descriptor().unwrap();
             let found = addresses.by_descriptor(descriptor).unwrap();
             assert!(Arc::ptr_eq(&found, object));
-            // SAFETY: the descriptor is this test's own.
+            // SAFETY: the descriptor belongs to this test.
             drop(unsafe { File::from_raw_fd(descriptor) });
         }
         assert!(addresses.by_descriptor(objects[0].file.as_raw_fd()).is_ok());

@@ -107,7 +107,7 @@ pub enum Reply {
 pub struct Text(pub &'static str, pub u64, pub u64);
 
 impl Kernel {
-    /// As real ones: a sync that is missing shows, and what no board is known to compute is
+    /// As on real boards: a missing sync shows, and products that no board is known to compute are
     /// refused.
     pub fn strict() -> Self {
         Self {
@@ -147,7 +147,8 @@ impl Kernel {
                 argument.set(version);
                 return Ok(Reply::Texts(texts));
             }
-            // An empty name: programs that look for the driver by its name take any device.
+            // An empty name: a program that looks for the driver by its name then accepts any
+            // device.
             drm::GET_UNIQUE => {
                 let mut unique: Unique = argument.get();
                 unique.len = 0;
@@ -247,7 +248,7 @@ impl Kernel {
 
     fn create(&self, create: &mut MemCreate) -> Result<(), Errno> {
         if create.handle != 0 {
-            // An imported object: the caller wants to know where it lies.
+            // The object is imported: the caller wants to know its address.
             let state = self.state();
             let object = state.object(create.handle)?;
             create.obj_addr = object.identity();
@@ -291,14 +292,14 @@ impl Kernel {
                 "only jobs of the program counter that the caller waits for are emulated",
             );
         }
-        // A descriptor of the memory as it is now: freeing an object while a job uses it is the
-        // caller's mistake, and keeps it alive here.
+        // The job uses the memory as it is now. Freeing an object while a job uses it is the
+        // caller's mistake; here it stays alive.
         let addresses = self.state().addresses.clone();
         let tasks = addresses
             .by_identity(submit.task_obj_addr)
             .ok_or(libc::EINVAL)?;
-        // SOURCE: rknpu_job.c reads tasks through a mapping that only this flag makes: without it,
-        // a null pointer.
+        // SOURCE: rknpu_job.c reads tasks through a mapping that exists only with this flag;
+        // without it, it follows a null pointer.
         if self.caches == Caches::Apart && tasks.flags() & flag::KERNEL_MAPPING == 0 {
             eprintln!("rknn-loop: a real kernel ends here: it has no mapping of the list of tasks");
             return Err(libc::EFAULT);
@@ -315,7 +316,7 @@ impl Kernel {
     }
 }
 
-/// Prints why a job ends, as a kernel would into its log.
+/// Prints the reason for the end of a job, as a kernel does in its log.
 fn refuse(reason: &str) -> Result<(), Errno> {
     eprintln!("rknn-loop: job refused: {reason}");
     Err(libc::EINVAL)
@@ -324,11 +325,10 @@ fn refuse(reason: &str) -> Result<(), Errno> {
 /// Returns the tasks of each core: (core, first, number).
 ///
 /// SOURCE: rknpu_job_schedule and rknpu_job_subcore_commit_pc, drivers/rknpu/rknpu_job.c: with one
-/// or two cores a core takes the entry of its own number, with three it takes the entries 2, 3 and
-/// 4.
+/// or two cores, each core uses the entry with its number; with three, the cores use the entries 2,
+/// 3 and 4.
 fn shares(submit: &Submit) -> Result<Vec<(usize, u64, u32)>, Errno> {
-    // The driver picks the core itself for an empty mask, and then continues as if the caller had
-    // named it.
+    // For an empty mask, the driver picks a core and continues as if the caller had named it.
     let mask = submit.core_mask.max(1);
     let first = match mask {
         1..=6 => 0,
@@ -365,7 +365,8 @@ fn run(
             address: task.regcmd_addr,
             words: task.regcfg_amount,
         };
-        // The driver gives the hardware the first stream. Each stream names the one after it.
+        // The driver passes the first stream to the hardware, and each stream names the one after
+        // it.
         let program = next.unwrap_or(listed);
         if program != listed {
             return Err(device::Error::Chain {
@@ -478,7 +479,7 @@ mod tests {
     #[test]
     fn a_job_with_a_stream_that_is_unknown_fails() {
         let kernel = Kernel::default();
-        // Zeros: no word starts a unit, and no register has a value.
+        // A stream of zeros: no word starts a unit, and no register has a value.
         let (tasks, stream) = (create(&kernel, 40), create(&kernel, 4096));
         let addresses = kernel.state().addresses.clone();
         let address = stream.dma_addr.to_le_bytes();

@@ -88,11 +88,11 @@ struct Task {
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests have mishaps"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mishap {
-    /// Its memory is not attached: it ends at once.
+    /// The job's memory is not attached, so it ends at once.
     NotAttached,
     /// The task with this number does not end: the time-out stops the job.
     Hangs(usize),
-    /// It never ends, and no time-out stops it.
+    /// The job never ends, and no time-out stops it.
     NeverEnds,
 }
 
@@ -102,7 +102,7 @@ pub struct Rocket {
     computes: Computes,
     files: Mutex<BTreeMap<u32, Arc<File>>>,
     cores: [Mutex<()>; CORES],
-    /// The number of a job, from 0, and what happens to it.
+    /// The number of a job, from 0, and its mishap.
     mishap: Option<(usize, Mishap)>,
     jobs: Mutex<usize>,
 }
@@ -142,7 +142,7 @@ unsafe fn structs<T: Pod>(address: u64, count: u32, step: usize) -> Result<Vec<T
     let start = usize::try_from(address).map_err(|_| libc::EFAULT)?;
     let read = |index: usize| {
         let place = std::ptr::with_exposed_provenance::<T>(start + index * step);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { place.read_unaligned() }
     };
     // CAST: usize has at least 32 bits.
@@ -198,8 +198,8 @@ impl Rocket {
     /// The error that the driver returns; `ENOTTY` for a function that is not emulated.
     ///
     /// # Safety
-    /// - The addresses in the struct, and in those that they lead to, are 0 or those of as much
-    ///   memory as the structs say.
+    /// - The addresses in the struct, and in those that they lead to, are 0, or point to as much
+    ///   memory as the structs specify.
     pub unsafe fn ioctl(
         &self,
         number: u32,
@@ -246,7 +246,7 @@ impl Rocket {
                 if submit.reserved != 0 {
                     return Err(libc::EINVAL);
                 }
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 let jobs = unsafe {
                     structs::<Job>(
                         submit.jobs,
@@ -255,13 +255,13 @@ impl Rocket {
                     )
                 }?;
                 for job in jobs {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     let [reads, writes] = [
                         unsafe { structs::<u32>(job.in_bo_handles, job.in_bo_handle_count, 4) }?,
                         unsafe { structs::<u32>(job.out_bo_handles, job.out_bo_handle_count, 4) }?,
                     ];
                     let step = job.task_struct_size as usize;
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     let tasks = unsafe { structs::<Task>(job.tasks, job.task_count, step) }?;
                     self.run(&file, &tasks, &reads, &writes);
                 }
@@ -281,7 +281,7 @@ impl Rocket {
         self.file(number)?.object(handle)?.descriptor()
     }
 
-    /// Runs a job, or does not: the caller cannot tell.
+    /// Runs a job, or does not run it; the caller cannot tell which.
     fn run(&self, file: &File, tasks: &[Task], reads: &[u32], writes: &[u32]) {
         let mut named: Vec<u32> = [reads, writes].concat();
         named.sort_unstable();
@@ -348,7 +348,7 @@ impl File {
 
     fn create(&self, create: &mut CreateBo) -> Result<(), Errno> {
         let mut state = lock(&self.state);
-        // Mapping it cleans the caches.
+        // Mapping the object cleans the caches.
         let object =
             (state.addresses).create_from(0, create.size.into(), flag::CACHEABLE, Caches::Apart)?;
         create.dma_address = object.address();
@@ -387,11 +387,11 @@ impl File {
     }
 }
 
-/// Returns the time of the clock that deadlines are of.
+/// Returns the time of the clock that is used for deadlines.
 fn monotonic() -> Duration {
-    // SAFETY: a time is plain numbers, for which zero is a value.
+    // SAFETY: a time consists of numbers, for which zero is a value.
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: the place is this function's own.
+    // SAFETY: `time` is a local variable.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     let seconds = Duration::from_secs(time.tv_sec.try_into().unwrap_or(0));
     seconds + Duration::from_nanos(time.tv_nsec.try_into().unwrap_or(0))

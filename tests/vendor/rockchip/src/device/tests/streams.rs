@@ -101,7 +101,7 @@ fn every_arithmetic_gives_the_bytes_of_the_stand_in() {
         for shape in shapes {
             let operands = Operands::random(matmul_type, shape, &mut numbers);
             let want = operands.of_library(&rknn);
-            // Also FP16: both sum groups of 32 exactly.
+            // Equal for FP16, too, because both sum groups of 32 exactly.
             assert!(
                 operands.of_streams() == want,
                 "matmul type {}, {shape:?}",
@@ -109,7 +109,7 @@ fn every_arithmetic_gives_the_bytes_of_the_stand_in() {
             );
         }
     }
-    // Long K, where few rows fit; N of several tasks.
+    // Long K, for which few rows fit, and N that needs several tasks.
     for (matmul_type, shape) in [
         (MatmulType::I8_I8_I32, [5, 8192, 64]),
         (MatmulType::I8_I8_I32, [20, 4096, 3136]),
@@ -125,7 +125,7 @@ fn every_arithmetic_gives_the_bytes_of_the_stand_in() {
 
 #[test]
 fn int8_results_in_fp32_are_the_rounded_sums() {
-    // The stand-in computes zeros here, as librknnrt 2.3.2 does.
+    // The stand-in computes zeros for this type, as librknnrt 2.3.2 does.
     let mut numbers = Numbers::new(50);
     for shape in [[1, 64, 64], [8, 8192, 32], [33, 576, 320]] {
         let mut operands = Operands::random(MatmulType::I8_I8_I32, shape, &mut numbers);
@@ -201,7 +201,7 @@ fn rows_of_rows_are_multiplied_as_native_ones() {
 
 #[test]
 fn each_rule_of_the_buffer_is_checked_by_the_device_too() {
-    // The builder refuses what is outside, so words are changed afterwards.
+    // The builder refuses values that are out of range, so words are changed afterwards.
     let int8 = [
         (0x1040, 11 << 4 | 1, "need 2"),
         (0x1040, 1 << 8 | 10 << 4 | 2, "has more than banks"),
