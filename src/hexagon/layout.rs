@@ -38,14 +38,14 @@ pub struct WeightLayout {
 }
 
 impl WeightLayout {
-    /// Returns the layout of a tensor's packed form; `None` if its type has none, its rows are not
-    /// whole blocks, or it [`is_column`].
+    /// Returns the layout of a tensor's packed form; `None` if its type has none, or its rows are
+    /// not whole blocks.
     #[must_use]
     pub fn new(tensor: &Tensor) -> Option<Self> {
         let [k, n, s2, s3] = tensor.shape.ne;
         let (weight, form) = weight_type(tensor)?;
         let matrix = MatrixLayout::new(weight, n, k).ok()?;
-        (!is_column(tensor) && n > 0 && s2 > 0 && s3 > 0).then_some(Self {
+        (n > 0 && s2 > 0 && s3 > 0).then_some(Self {
             matrix,
             slices: [s2, s3],
             form,
@@ -118,9 +118,9 @@ pub fn is_left_unpacked(weights: &Tensor) -> bool {
     weights.dtype == DType::F32 && s2 == 1 && k * n <= MAX_UNPACKED_ELEMS
 }
 
-/// Returns `true` for weights with one value of K. They are kernels of convolutions, which graphs
-/// multiply with as matrices of another shape (`WavTokenizer`'s); packed, each would take 32 times
-/// its bytes.
+/// Returns `true` for weights with one value of K, whose products are computed from plain memory.
+/// They are kernels of convolutions, which graphs multiply with as matrices of another shape
+/// (`WavTokenizer`'s); packed, each would take 32 times its bytes.
 #[must_use]
 pub fn is_column(weights: &Tensor) -> bool {
     weights.shape.ne[0] == 1

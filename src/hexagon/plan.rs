@@ -69,7 +69,7 @@ pub fn question(
     };
     let may_be_packed = may_be_packed(weights) || packs_beside && is_packed_beside(weights);
     let packed = match operation.op {
-        Op::MulMat => may_be_packed,
+        Op::MulMat => may_be_packed && !is_column(weights),
         Op::MulMatId if may_be_packed => true,
         // Packing all experts for every use is slower than leaving the product to the CPU.
         Op::MulMatId => return Err("weights are not in packed memory"),
@@ -113,7 +113,8 @@ pub fn beside_layout(weights: &Tensor) -> Option<WeightLayout> {
     };
     let has_form = may_be_weights
         && weights.place == Place::Device
-        && weights.shape.is_contiguous(weights.dtype);
+        && weights.shape.is_contiguous(weights.dtype)
+        && !is_column(weights);
     has_form.then(|| WeightLayout::new(weights)).flatten()
 }
 

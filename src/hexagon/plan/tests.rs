@@ -221,14 +221,15 @@ fn what_packed_weights_do_not_take_is_a_product_of_plain_tensors() {
 /// where the product with the kernel's other shape takes the matrix unit.
 #[test]
 fn a_kernel_with_one_value_of_k_is_in_plain_memory() {
+    let kernel = |place, k| Tensor {
+        place,
+        role: Role::Weights,
+        ..tensor(DType::F16, [k, 128, 64, 1])
+    };
     let plan = |place, k| {
-        let w = Tensor {
-            place,
-            ..tensor(DType::F16, [k, 128, 64, 1])
-        };
         let act = tensor(DType::F32, [k, 4, 64, 1]);
         let dst = tensor(DType::F32, [128, 4, 64, 1]);
-        let product = operation(Op::MulMat, &[], dst, &[w, act]);
+        let product = operation(Op::MulMat, &[], dst, &[kernel(place, k), act]);
         question(VTCM_BYTES, &product, true)
     };
     assert_eq!(
@@ -239,9 +240,11 @@ fn a_kernel_with_one_value_of_k_is_in_plain_memory() {
     for place in [Place::Host, Place::Device, Place::Unknown] {
         assert!(matches!(plan(place, 1), Ok(Command::Tensor(_))));
     }
-    assert!(matches!(plan(Place::Packed, 2), Ok(Command::MulMat(..))));
-    let kernel = |k| WeightLayout::new(&tensor(DType::F16, [k, 128, 64, 1]));
-    assert!(kernel(1).is_none() && kernel(2).is_some());
+    for place in [Place::Packed, Place::Device] {
+        assert!(matches!(plan(place, 2), Ok(Command::MulMat(..))));
+    }
+    let is_beside = [1, 2].map(|k| beside_layout(&kernel(Place::Device, k)).is_some());
+    assert_eq!(is_beside, [false, true]);
 }
 
 #[test]
