@@ -8,12 +8,12 @@
 # HOURS          how long `make fuzz` runs each target, and `make soak` all
 # MODEL          a GGUF to use instead of the fetched one
 # MODELS         the models that `make models` and `make peer` count, by the names of scripts/shapes.py; all if not given
-# UPDATE         1: `make models` records what it counts instead of comparing
+# UPDATE         1: `make models` records what it counts instead of comparing, `make windows` its output
 # CHIP           the chip of the demo, such as hexagon-v75; rk3588 if not given
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures screen coverage unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check packages-check notes newest vendor direct
+.PHONY: help demo test test-all test-anywhere long bench model kld ops optable figures screen coverage unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch models peer tool plugin stock dist dist-check packages-check notes newest vendor direct windows
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -41,6 +41,7 @@ help:
 	@echo "make direct the tests of an RK3588's device without librknnrt, over two emulated kernel drivers"
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
+	@echo "make windows  the tool for Windows under Wine, with the stand-ins; UPDATE=1 records its output"
 	@echo "make fuzz   arbitrary input to each target of fuzz/, for HOURS of CPU time each; 5 minutes if not given"
 	@echo "make sanitize  Rust tests with the address and the thread sanitizer; make miri: those of the thread pools in Miri"
 	@echo "make coverage  lines of each crate that the Rust tests run, with floors; INSTALL=1 installs Rust's LLVM tools"
@@ -154,6 +155,9 @@ vendor:
 
 direct:
 	@$(PYTHON) scripts/test.py direct
+
+windows:
+	@$(PYTHON) scripts/windows.py $(if $(UPDATE),record)
 
 fuzz:
 	@$(PYTHON) scripts/fuzz.py $(if $(HOURS),--hours $(HOURS))

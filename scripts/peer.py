@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Counts llama.cpp's own backend for Hexagon at the nodes of whole models, in the emulator that counts ours.
 
-Usage: peer.py [MODEL...|operations]    single operations and the models of make models, or those that are named
+Usage: peer.py [MODEL...|operations|vectors]    single operations and the models of make models, or those that are named;
+                                                vectors: products without the matrix unit, which are only printed
 
 Builds the DSP's code of ggml-hexagon, out of the crate that `fetch` checks, with the harness of hexagon-ops/tools/peer, and
 writes the rows of hexagon-ops/tests/peer.txt and, for single operations, peer_operations.txt. A node that ggml-hexagon has no
@@ -77,8 +78,8 @@ def program(arch=ARCH):
 class Counter:
     """Counts each distinct node once."""
 
-    def __init__(self, arch=ARCH):
-        self.path = program(arch)
+    def __init__(self, arch=ARCH, has_matrix=True):
+        self.command = [program(arch), *([] if has_matrix else ["vectors"])]
         self.known = {}
 
     def count(self, lines):
@@ -89,8 +90,8 @@ class Counter:
         return [None if line is None else self.known[line] for line in lines]
 
     def one(self, text):
-        # Each node runs in a separate process. If the process dies, the node counts as refused.
-        done = subprocess.run([replay.emulator(), "-cpu", CPU, self.path], input=text + "\n", capture_output=True,
+        # One process for each: a node that ends it is refused.
+        done = subprocess.run([replay.emulator(), "-cpu", CPU, *self.command], input=text + "\n", capture_output=True,
                               text=True, timeout=1200)
         answer = done.stdout.split()
         if done.returncode or len(answer) != 2:
@@ -175,8 +176,21 @@ def count_models(chosen):
         TABLE.write_text(heading(HEAD) + "\n".join(lines) + "\n", encoding="utf-8")
 
 
+def count_vectors():
+    """Prints the packets of products of many rows by ggml-hexagon's vector kernels, which it has for chips without the unit."""
+    counter = Counter(has_matrix=False)
+    for kind in operations.BLOCKS:
+        for rows in (32, 512):
+            (found,) = counter.count([operations.product(kind, rows)])
+            tiles = (operations.SIZE // operations.TILE) ** 2
+            each = "not computed" if found is None else f"{found[0] / tiles / rows:.2f} packets a tile and row"
+            print(f"{kind}, {rows} rows: {each}", flush=True)
+
+
 def main():
     names = sys.argv[1:]
+    if "vectors" in names:
+        return count_vectors()
     if not names or "operations" in names:
         count_operations()
     chosen = [wholes.named(name) for name in names if name != "operations"]

@@ -6,14 +6,15 @@ Usage: vendor.py run ARCH PROGRAM [ARGUMENT...]   ARCH: v68 v69 v73 v75 v79 v81;
 `make vendor` runs the checks below, `make test` the self-test of each architecture.
 
 LOOP_RULES   strict rules, a comma list: interrupt=N and restart=N (signals in N long calls), map-failed=N (the N-th
-             mapping of shared memory), votes (no power for the matrix unit), window=BYTES (how much the DSP can map),
-             vtcm-held=MS (another process holds VTCM), any-length (mappings need not be whole pages), dma-stuck (a copy of the
-             DMA engine never finishes), workers=N (the DSP's system starts N threads in addition to FastRPC's), blacklist=NAME
-             (the DSP's loader refuses a library that imports it), no-weak (it refuses one with a weak import that is missing),
-             no-priority (the DSP's system cannot lower the priority of VTCM's holder), vanish (a mapping goes with the call in
-             which the DSP unmapped it), late-unmap (unmapped memory needs room until a call ends), unmap-failed=N (the N-th
-             request to unmap fails), no-hmx (the matrix unit's lock is refused), vtcm=BYTES
-LOOP_STACK   bytes of a FastRPC thread's stack, in place of the size that libcdsprpc requests
+             mapping of shared memory), votes (no power for the matrix unit), window=BYTES (what the DSP can map),
+             vtcm-held=MS (another holds VTCM), any-length (mappings need not be whole pages), dma-stuck (a copy
+             of the DMA engine never finishes), workers=N (the DSP's system starts N threads beside FastRPC's own),
+             blacklist=NAME (the DSP's loader refuses a library that imports it), no-weak (it refuses one with a weak
+             import that is missing), no-priority (the DSP's system cannot lower the priority of who has VTCM),
+             vanish (a mapping goes with the call in which the DSP unmapped it), late-unmap (what is unmapped takes
+             room until a call ends), unmap-failed=N (the N-th request to unmap fails), no-hmx (the matrix unit's lock
+             is refused), vtcm=BYTES, dsps=2 (the chip has a second DSP)
+LOOP_STACK   bytes of a FastRPC thread's stack, in place of what libcdsprpc asked for
 LOOP_LOG=1   a line for each request
 """
 
@@ -102,6 +103,8 @@ def blacklist_of_all_others(arch):
 
 RULES = [
     Rule("second session", {"GGML_RUST_NPU_HEX_SESSIONS": "2"}, BOTH_PASSED),
+    Rule("two DSPs", {"LOOP_RULES": "dsps=2", "LOOP_LOG": "1"},
+         rf"^HEX0(.|\n)*{PASSED}(.|\n)*^HEX1(.|\n)*NPU cdsp1(.|\n)*{PASSED}(.|\n)*open of the node of DSP 1"),
     Rule("VTCM held for half a second", {"LOOP_RULES": "vtcm-held=500"}, PASSED),
     Rule("VTCM held for long", {"LOOP_RULES": "vtcm-held=600000"}, REFUSED),
     Rule("window of one page", {"LOOP_RULES": "window=4096"}, REFUSED + ".*fastrpc_mmap"),

@@ -32,6 +32,7 @@ NEED = {
     r"^adb |/data/local/tmp|^\./ggml-npu ": "a phone; tests/e2e/test_board.py runs scripts/phone.sh with a stand-in for adb",
     r"LINUX_ANDROID_LINKER|--target aarch64-linux-android": "Android's NDK; scripts/aarch64.py builds the archive without it",
     r"10\.0\.0\.[23]": "other machines; tests/e2e/test_rpc.py runs two servers on this one",
+    r"^make windows": "Wine and a compiler for Windows; make windows runs it",
     r"^whisper-cli ": "FFmpeg's libraries; tests/e2e/test_stock.py runs libwhisper",
 }
 

@@ -61,6 +61,9 @@ __attribute__((noinline)) void peer_dma(void *descriptor) {
 
 static struct htp_context *ctx;
 
+// Matrix units: 1, or 0 with an argument.
+static int n_hmx = 1;
+
 // The thread of the matrix unit runs here, at once.
 void peer_futex_wake(void *address) {
   if (!ctx || !ctx->hmx_queue || address != (void *)&ctx->hmx_queue->seqn)
@@ -181,7 +184,7 @@ static int run(uint32_t opcode, enum peer_kind kind, T *op,
   memset(&desc, 0, sizeof desc);
   desc.opcode = opcode;
   memcpy(desc.params, op->op_params, sizeof desc.params);
-  peer_params(kind, opcode, op, ctx->n_threads, ctx->vtcm_size, 1,
+  peer_params(kind, opcode, op, ctx->n_threads, ctx->vtcm_size, n_hmx,
               desc.kernel_params);
   for (int i = 0; i < HTP_OP_MAX_INPUTS; i++) {
     const int have = i < 10 && op->src[i];
@@ -313,12 +316,14 @@ static void answer(char *line) {
       munmap(all[i].data, mapped(&all[i]));
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  (void)argv;
+  n_hmx = argc < 2;
   static char line[4096];
   peer_vtcm = memalign(1 << 16, PEER_VTCM);
   static struct htp_handle handle;
   const int err = htp_iface_start((remote_handle64)(uintptr_t)&handle, 0, 0, 1,
-                                  1, 3u << 30);
+                                  n_hmx, 3u << 30);
   ctx = handle.ctx;
   if (err || !ctx) {
     printf("start failed %d\n", err);

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _};
 
 use memmap2::{Mmap, MmapMut, MmapOptions, MmapRaw, UncheckedAdvice};
 
-/// What `mmap` returns if it fails.
+/// The address that `mmap` returns if it fails.
 pub const MAP_FAILED: *mut c_void = libc::MAP_FAILED;
 
 /// Makes `bytes` bytes of memory with a descriptor, zeros, and maps them.

@@ -1,5 +1,5 @@
-//! Memory with a descriptor, and pages that go back to the system. Descriptors are handles, of whose
-//! bits 32 count.
+//! Memory with a descriptor, and pages that go back to the system. Descriptors are handles, of
+//! whose bits 32 count.
 #![expect(unsafe_code, reason = "the functions have the Unix half's contracts")]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -11,7 +11,7 @@ use memmap2::{Mmap, MmapMut, MmapRaw};
 
 use crate::NotHere;
 
-/// What `mmap` returns if it fails, on systems that have it.
+/// The address that `mmap` returns if it fails, on systems that have it.
 pub const MAP_FAILED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
 /// Makes `bytes` bytes of memory with a descriptor, zeros, and maps them: a temporary file.

@@ -45,7 +45,7 @@ pub fn file_limit() -> io::Result<u64> {
     Ok(1 << 24)
 }
 
-/// What [`before_end`] was given.
+/// The argument of [`before_end`].
 static BEFORE_END: OnceLock<fn()> = OnceLock::new();
 
 extern "system" fn ending(_event: u32) -> i32 {

@@ -41,6 +41,7 @@
 #define AEE_EUNABLETOLOAD 0x80000406u
 
 struct session {
+  int dsp;
   pthread_mutex_t mutex;
   pthread_cond_t ended;
   int created, closing;
@@ -55,8 +56,9 @@ struct session {
   uint64_t late_bytes;
 };
 
-struct session *session_open(void) {
+struct session *session_open(int dsp) {
   struct session *session = calloc(1, sizeof *session);
+  session->dsp = dsp;
   pthread_mutex_init(&session->mutex, NULL);
   pthread_cond_init(&session->ended, NULL);
   session->stack_bytes = DEFAULT_STACK_BYTES;
@@ -128,8 +130,8 @@ static uint32_t open_library(struct session *session, char *uri,
     return AEE_EUNABLETOLOAD;
   }
   if (session->process || session->handle_count == MAX_HANDLES)
-    return AEE_EUNABLETOLOAD; // a process needs one library only
-  session->process = process_start(path, session->stack_bytes);
+    return AEE_EUNABLETOLOAD; // one library in a process is all that is needed
+  session->process = process_start(path, session->stack_bytes, session->dsp);
   if (!session->process)
     return AEE_EUNABLETOLOAD;
   uint32_t length = (uint32_t)strlen(uri) + 1;

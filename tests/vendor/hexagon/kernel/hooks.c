@@ -1,6 +1,6 @@
 // LD_PRELOAD library: provides the device nodes to an unmodified program.
 //
-//   /dev/fastrpc-cdsp      session_* of device.c
+//   /dev/fastrpc-cdsp      session_* of device.c; fastrpc-cdsp1 with the rule dsps=2
 //   /dev/dma_heap/system   shared memory, memfds
 //   other FastRPC nodes    are not there
 
@@ -43,18 +43,20 @@ static int node(enum kind kind) {
   return fd;
 }
 
-static int open_session(void) {
+static int open_session(int dsp) {
   int fd = node(SESSION);
   if (fd >= 0)
-    sessions[fd] = session_open();
-  note("open of the DSP's node: descriptor %d", fd);
+    sessions[fd] = session_open(dsp);
+  note("open of the node of DSP %d: descriptor %d", dsp, fd);
   return fd;
 }
 
 static int open_path(const char *path, int flags, mode_t mode) {
   pthread_once(&once, rules_init);
   if (!strcmp(path, "/dev/fastrpc-cdsp"))
-    return open_session();
+    return open_session(0);
+  if (!strcmp(path, "/dev/fastrpc-cdsp1") && rules.dsps > 1)
+    return open_session(1);
   if (!strcmp(path, "/dev/dma_heap/system"))
     return node(HEAP);
   if (!strncmp(path, "/dev/fastrpc-", 13)) {

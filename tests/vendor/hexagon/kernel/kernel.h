@@ -53,6 +53,8 @@ struct rules {
   // whether it has failed.
   int unmap_fails_at;
   int unmap_has_failed;
+  // DSPs of the chip, 1 or 2.
+  int dsps;
 };
 extern struct rules rules;
 void rules_init(void);
@@ -66,8 +68,11 @@ void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // Always writes one line to stderr.
 void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// device.c: a file descriptor of /dev/fastrpc-cdsp.
-struct session *session_open(void);
+// The DSPs that a chip may have.
+#define MOST_DSPS 2
+
+// device.c: a file descriptor of /dev/fastrpc-cdsp, or of a later DSP's node.
+struct session *session_open(int dsp);
 void session_close(struct session *session);
 // Returns whether a descriptor is the number of a mapping.
 int session_maps(struct session *session, int fd);
@@ -79,7 +84,8 @@ struct buffer {
   void *at;
   size_t bytes;
 };
-struct process *process_start(const char *library, uint32_t stack_bytes);
+struct process *process_start(const char *library, uint32_t stack_bytes,
+                              int dsp);
 struct control *process_control(struct process *process);
 // Calls the library; `handle_out` is for scalars that ask for a handle. Returns
 // 0 and the library's status, or an errno.
@@ -88,9 +94,9 @@ int process_call(struct process *process, uint64_t handle, uint32_t scalars,
 // Kills the process and logs its work.
 void process_end(struct process *process);
 
-// vtcm.c: the chip's VTCM.
-int vtcm_fd(void);
-// Takes VTCM from a process that has ended.
-void vtcm_release(uint32_t process);
+// vtcm.c: the VTCM of a DSP.
+int vtcm_fd(int dsp);
+// Takes it from a process that has ended.
+void vtcm_release(int dsp, uint32_t process);
 
 #endif

@@ -35,6 +35,7 @@ struct call {
 };
 
 struct process {
+  int dsp;
   pid_t pid;
   char library[512];
   struct control *control;
@@ -146,7 +147,7 @@ static int spawn(struct process *process, const int *theirs, int control_fd) {
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, control_fd, CONTROL_FD);
-  posix_spawn_file_actions_adddup2(&actions, vtcm_fd(), VTCM_FD);
+  posix_spawn_file_actions_adddup2(&actions, vtcm_fd(process->dsp), VTCM_FD);
   for (int i = 0; i < CHANNELS; i++)
     posix_spawn_file_actions_adddup2(&actions, theirs[i], FIRST_CHANNEL_FD + i);
   posix_spawnattr_t attributes;
@@ -198,9 +199,11 @@ static void start_threads(struct process *process) {
   pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-struct process *process_start(const char *library, uint32_t stack_bytes) {
+struct process *process_start(const char *library, uint32_t stack_bytes,
+                              int dsp) {
   static _Atomic uint32_t last;
   struct process *process = calloc(1, sizeof *process);
+  process->dsp = dsp;
   snprintf(process->library, sizeof process->library, "%s", library);
   pthread_mutex_init(&process->mutex, NULL);
   pthread_cond_init(&process->changed, NULL);
@@ -389,7 +392,7 @@ void process_end(struct process *process) {
   for (int i = 0; i < CHANNELS; i++)
     close(process->sockets[i]);
   describe_end(process, status);
-  vtcm_release(process->control->process);
+  vtcm_release(process->dsp, process->control->process);
   int left = 0;
   for (int i = 0; i < MAPPINGS; i++) {
     if (!process->control->mappings[i].bytes)

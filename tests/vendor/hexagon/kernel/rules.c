@@ -7,8 +7,8 @@
 
 #include "kernel.h"
 
-// Mainline's context banks have a DMA mask of 32 bits.
-struct rules rules = {.whole_pages = 1, .window_bytes = 1ull << 32};
+// Mainline's context banks have a 32-bit DMA mask.
+struct rules rules = {.whole_pages = 1, .window_bytes = 1ull << 32, .dsps = 1};
 int verbose;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -89,6 +89,8 @@ static void apply(const char *name, const char *value) {
     rules.late_unmap = 1;
   else if (!strcmp(name, "unmap-failed"))
     rules.unmap_fails_at = (int)number;
+  else if (!strcmp(name, "dsps") && number > 0 && number <= MOST_DSPS)
+    rules.dsps = (int)number;
   else if (!strcmp(name, "vtcm-held"))
     rules.vtcm_held_ms = (uint32_t)number;
   else {

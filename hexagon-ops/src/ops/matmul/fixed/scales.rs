@@ -1,5 +1,5 @@
-//! Scales of weights in fixed point: the f16 of a plane become integers of 16 bits with one power of
-//! two for each column.
+//! Scales of weights in fixed point: the f16 of a plane become integers of 16 bits with one power
+//! of two for each column.
 //!
 //! ```text
 //! E          = largest exponent of a column's scales
