@@ -45,5 +45,5 @@ impl From<NotHere> for io::Error {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests;
