@@ -582,3 +582,114 @@ fn chips_with_an_older_unit_or_none_multiply_as_exactly() {
         }
     }
 }
+
+/// Weights of which each column is blocks of one quant, with the scale that `scale` returns for a
+/// column and a block.
+fn of_one_quant(
+    weight: WeightType,
+    (n, k): (usize, usize),
+    scale: impl Fn(usize, usize) -> half::f16,
+    quant: u8,
+) -> (MatrixLayout, Vec<Line>) {
+    let layout = MatrixLayout::new(weight, n, k).unwrap();
+    let mut lines = vec![Line::ZERO; layout.matrix_bytes() / size_of::<Line>()];
+    let quants = if weight == WeightType::Q4_0 { 16 } else { 32 };
+    for row in 0..n {
+        let blocks = (0..k / 32).flat_map(|block| {
+            [&scale(row, block).to_le_bytes()[..], &vec![quant; quants]].concat()
+        });
+        let blocks: Vec<u8> = blocks.collect();
+        layout
+            .pack_row(bytemuck::cast_slice_mut(&mut lines), row, &blocks)
+            .unwrap();
+    }
+    (layout, lines)
+}
+
+/// Multiplies on the vector units; rows follow each other.
+fn on_vectors((layout, lines): &(MatrixLayout, Vec<Line>), act: &[f32]) -> Vec<Vec<f32>> {
+    let (k, n) = (layout.panel().k(), layout.n());
+    let m = act.len() / k;
+    let mut dst = vec![0.0; m * n];
+    let job = MatMul {
+        layout: *layout,
+        weights: lines,
+        m,
+        dots: Dots::None,
+        act,
+        act_rows: RowStarts::Strided(k),
+        dst: &mut dst,
+        dst_rows: RowStarts::Strided(n),
+        epilogue: None,
+    };
+    job.run(Parts::of_form(Form::Vectors, 2, 2048).machine())
+        .unwrap();
+    dst.chunks(n).map(<[f32]>::to_vec).collect()
+}
+
+/// All weights and activations are as large as they can be, so that all terms have one sign.
+#[test]
+fn no_sum_in_fixed_point_leaves_32_bits() {
+    let scale = half::f16::from_f32(0.01);
+    for (weight, quant, value) in [
+        (WeightType::Q8_0, 0x80, -128.0),
+        (WeightType::Q8_0, 0x7f, 127.0),
+        (WeightType::Q4_0, 0x00, -8.0),
+        (WeightType::Q4_0, 0xff, 7.0),
+    ] {
+        for k in [96, 512, 2048, 4096, 16384] {
+            let weights = of_one_quant(weight, (32, k), |_, _| scale, quant);
+            let act: Vec<f32> = (0..5 * k).map(|i| [3.7, -3.7][i / k % 2]).collect();
+            for (row, have) in on_vectors(&weights, &act).iter().enumerate() {
+                let want = f64::from(act[row * k]) * value * scale.to_f64() * k as f64;
+                for x in have {
+                    // A scale is rounded to eleven bits, and a step of activations is 2^-14.
+                    let error = (f64::from(*x) / want - 1.0).abs();
+                    assert!(
+                        error < 2_f64.powi(-10),
+                        "{weight:?}, K {k}, row {row}: {x} for {want}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_and_columns_that_are_not_finite_stay_alone_without_a_matrix_unit() {
+    let (n, k) = (40, 160);
+    for weight in [WeightType::Q4_0, WeightType::Q8_0] {
+        let scale = |row, block| match (row, block) {
+            (7, 2) => half::f16::INFINITY,
+            (9, 4) => half::f16::NAN,
+            // Zeros, and numbers that are not normal.
+            (11, _) => half::f16::ZERO,
+            (12, _) => half::f16::from_bits(3),
+            _ => half::f16::from_f32(0.5),
+        };
+        let weights = of_one_quant(weight, (n, k), scale, 0x11);
+        let value = if weight == WeightType::Q4_0 {
+            -7.0
+        } else {
+            17.0
+        };
+        let mut act = vec![2.0; 6 * k];
+        act[2 * k + 3] = f32::NAN;
+        act[4 * k + 159] = f32::NEG_INFINITY;
+        for (row, have) in on_vectors(&weights, &act).iter().enumerate() {
+            for (column, x) in have.iter().enumerate() {
+                let scale = scale(column, 0).to_f64();
+                let want = 2.0 * value * scale * k as f64;
+                let is_right = if matches!(row, 2 | 4) || matches!(column, 7 | 9) {
+                    x.is_nan()
+                } else {
+                    (f64::from(*x) - want).abs() <= 1e-3 * want.abs()
+                };
+                assert!(
+                    is_right,
+                    "{weight:?}, row {row}, column {column}: {x} for {want}"
+                );
+            }
+        }
+    }
+}

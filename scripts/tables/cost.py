@@ -61,10 +61,10 @@ def file(shape, down="q8_0"):
     return path
 
 
-def reckoned(shape, *args, down="q8_0"):
+def reckoned(shape, *args, down="q8_0", chip=CHIP):
     """The report of `ggml-npu model` on a shape."""
     log = LOGS / "results-model.log"
-    run([runs.TOOL, "model", file(shape, down), "--chip", CHIP, "--json", *args], log, env=cpu_env())
+    run([runs.TOOL, "model", file(shape, down), "--chip", chip, "--json", *args], log, env=cpu_env())
     text = log.read_text(encoding="utf-8")
     return json.loads(text[text.index("\n{"):])
 

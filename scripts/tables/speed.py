@@ -9,6 +9,8 @@ PROMPTS = [512, 1024, 2048, 4096]
 OWN = 128
 UBATCH = 512
 CACHE = 4096
+# Without a matrix unit vector units compute products of many rows; those of a token do not need it.
+OLDER = {"hexagon-v68": "V68", "hexagon-v68-hvx": "V68 without a matrix unit"}
 RATES = {"": 1.0, " at half the rate of packets": 0.5}
 
 
@@ -52,6 +54,16 @@ def parts():
     return ["model", "sequences", "commands", "step, ms", "memory, ms", "vector units, ms", "matrix unit, ms"], rows
 
 
+def older():
+    rows = []
+    for chip, words in OLDER.items():
+        for i, shape in enumerate(cost.SHAPES):
+            report = cost.reckoned(shape, "--batch", "1,8", "--context", 512, "--ubatch", UBATCH, chip=chip)
+            rows.append([words if i == 0 else "", shape.name,
+                         *(number(row["tokens_per_s"], 0) for row in report["generation"] + report["prompts"])])
+    return ["chip", "model", "1 sequence", "8 sequences", "prompt"], rows
+
+
 def memory():
     rows = []
     for shape in cost.SHAPES:
@@ -74,6 +86,9 @@ def write():
     tables.append(Table(f"## Prompts\n\nTokens each second by the length of the prompt, ubatches of {UBATCH}; *half*: at "
                         f"half the "
                         "rate of packets.", *prefill()))
+    tables.append(Table("## V68\n\nTokens each second at the rates above, for want of V68's own: of one sequence and of eight "
+                        "after 512 tokens, and of a prompt of 512. Kernels are V68's, and so are products without a matrix "
+                        "unit; what surrounds them is V79's, which has qfloat, too.", *older()))
     tables.append(Table("## Memory\n\nBytes of the weights and the cache that the NPU reads (Figure 16). Buffers for "
                         "computing are "
                         "not in it.", *memory()))

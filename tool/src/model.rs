@@ -150,7 +150,7 @@ impl Report {
         };
         let nominal = model(Rates {
             each: rates,
-            is_beside: true,
+            is_beside: caps.has_matrix,
         });
         let of_tokens = fitted("token", caps.rates).map(model);
         let of_prompts = fitted("prompt", caps.rates).map(model);

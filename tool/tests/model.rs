@@ -14,6 +14,17 @@ use serde_json::Value;
 /// A rate at which only memory needs time.
 const NO_PACKETS: [&str; 2] = ["--packets-per-us", "1e15"];
 
+/// Every kind of Hexagon chip.
+const CHIPS: [&str; 7] = [
+    "hexagon-v68",
+    "hexagon-v68-hvx",
+    "hexagon-v69",
+    "hexagon-v73",
+    "hexagon-v75",
+    "hexagon-v79",
+    "hexagon-v81",
+];
+
 const EMBED: usize = 256;
 const FEED: usize = 512;
 const KV_HEADS: usize = 2;
@@ -194,7 +205,7 @@ fn every_chip_has_counts_for_every_size_of_head() {
     for head in [32, 64, 80, 128, 256] {
         let path = folder.join(format!("{head}.gguf"));
         llama(head, 4).write(&path);
-        for chip in ["hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81"] {
+        for chip in CHIPS {
             let found = report(&path, &["--chip", chip]);
             for (i, step) in found["generation"].as_array().unwrap().iter().enumerate() {
                 assert!(number(&step["tokens_per_s"]) > 0.0, "{chip}: {i}");
@@ -204,6 +215,18 @@ fn every_chip_has_counts_for_every_size_of_head() {
             }
         }
     }
+}
+
+/// Vector units compute its products, which the other chip's matrix unit does beside them.
+#[test]
+fn a_prompt_takes_longer_without_a_matrix_unit() {
+    let path = common::folder("model-vectors").join("model.gguf");
+    llama(64, 0).write(&path);
+    let [with, without] = ["hexagon-v68", "hexagon-v68-hvx"].map(|chip| {
+        let found = report(&path, &["--chip", chip, "--context", "512"]);
+        number(&found["prompts"][0]["tokens_per_s"])
+    });
+    assert!(without * 2.0 < with, "{without} of {with} tokens/s");
 }
 
 #[test]

@@ -74,6 +74,8 @@ pub struct Model {
     pub threads: usize,
     /// The architecture, such as 75.
     pub arch: u32,
+    /// The chip has a matrix unit; otherwise vector units compute its products.
+    pub has_matrix: bool,
 }
 
 impl Model {
@@ -83,10 +85,11 @@ impl Model {
             counts: Counts::of_arch(caps.arch),
             rates: Rates {
                 each: caps.rates,
-                is_beside: true,
+                is_beside: caps.has_matrix,
             },
             threads: caps::VECTOR_UNITS as usize,
             arch: caps.arch,
+            has_matrix: caps.has_matrix,
         }
     }
 
@@ -151,6 +154,13 @@ impl Model {
         } else {
             rows.div_ceil(TILE)
         };
+        if !self.has_matrix && on_matrix > 0 {
+            return self.command(StepCost {
+                packets: self.counts.on_vectors(weight, rows) * tiles,
+                weight_bytes: bytes * tiles,
+                ..StepCost::default()
+            });
+        }
         self.command(StepCost {
             packets: self.counts.per_tile(weight, rows, dots) * tiles,
             weight_bytes: bytes * tiles,

@@ -18,9 +18,36 @@ pub struct Counts(HashMap<&'static str, f64>);
 impl Counts {
     /// Returns the counts of an architecture such as 75.
     pub fn of_arch(arch: u32) -> Self {
-        // For V68 only kernels were counted, so whole operations use V79's counts, which also has
-        // qfloat.
-        let arch = format!("v{} ", if arch < 73 { 79 } else { arch });
+        if arch >= 73 {
+            return Self::recorded(arch);
+        }
+        // Of V68 kernels were counted, and products without a matrix unit. V79 has qfloat, too:
+        // what surrounds a kernel takes as much there.
+        let (own, newer) = (Self::recorded(68), Self::recorded(79));
+        let mut counts = Self::recorded(79);
+        for (name, packets) in &mut counts.0 {
+            let Some((weight, rows)) = name
+                .strip_prefix("whole_mul_mat_")
+                .and_then(|rest| rest.rsplit_once("_m"))
+            else {
+                continue;
+            };
+            let kernel = match rows {
+                "1" => "gemv_2x1",
+                "1_16_bits" | "2" => "gemv_1x2",
+                _ => "dequantize",
+            };
+            let kernel = format!("{kernel}_{weight}");
+            if let (Some(own), Some(newer)) = (own.get(&kernel), newer.get(&kernel)) {
+                *packets += own - newer;
+            }
+        }
+        counts.0.extend(own.0);
+        counts
+    }
+
+    fn recorded(arch: u32) -> Self {
+        let arch = format!("v{arch} ");
         let lines = COUNTED.lines().filter_map(|line| line.strip_prefix(&arch));
         let counts = lines.filter_map(|line| {
             let (name, packets) = line.split_once(' ')?;
@@ -79,7 +106,25 @@ impl Counts {
         }
     }
 
-    /// Returns the packets for a tile with `rows` rows, interpolated between the counted ones.
+    /// Returns the packets for a tile of weights in a product of many rows without a matrix unit.
+    /// Types that were not counted take those of Q4_0 if they have dot products, of F16 if not.
+    pub fn on_vectors(&self, weight: GgmlType, rows: usize) -> f64 {
+        let counted = match weight {
+            GgmlType::F16 | GgmlType::F32 | GgmlType::BF16 => "f16",
+            GgmlType::Q8_0 => "q8_0",
+            _ => "q4_0",
+        };
+        let of = |rows: usize| self.get(&format!("whole_mul_mat_{counted}_m{rows}_on_vectors"));
+        let few = of(32).unwrap_or(0.0);
+        if rows <= 32 {
+            return few * as_f64(rows) / 32.0;
+        }
+        let each = few / 32.0;
+        let points = [(32.0, few), (512.0, of(512).unwrap_or(512.0 * each))];
+        line(&points, as_f64(rows))
+    }
+
+    /// Returns the packets for a tile with `rows` rows, on the line through the counted ones.
     fn between(&self, weight: &str, rows: usize) -> f64 {
         let point = |rows: usize| {
             let packets = self.get(&format!("whole_mul_mat_{weight}_m{rows}"))?;
