@@ -221,7 +221,7 @@ fn every_chip_has_counts_for_every_size_of_head() {
 #[test]
 fn a_prompt_takes_longer_without_a_matrix_unit() {
     let path = common::folder("model-vectors").join("model.gguf");
-    llama(64, 0).write(&path);
+    llama(64, 4).write(&path);
     let [with, without] = ["hexagon-v68", "hexagon-v68-hvx"].map(|chip| {
         let found = report(&path, &["--chip", chip, "--context", "512"]);
         number(&found["prompts"][0]["tokens_per_s"])
