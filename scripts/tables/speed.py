@@ -86,7 +86,7 @@ def write():
     tables.append(Table(f"## Prompts\n\nTokens each second by the length of the prompt, ubatches of {UBATCH}; *half*: at "
                         f"half the "
                         "rate of packets.", *prefill()))
-    tables.append(Table("## V68\n\nTokens each second at the rates above, for want of V68's own: of one sequence and of eight "
+    tables.append(Table("## V68\n\nTokens each second at the rates above, as V68's are not known: of one sequence and of eight "
                         "after 512 tokens, and of a prompt of 512. Kernels are V68's, and so are products without a matrix "
                         "unit; what surrounds them is V79's, which has qfloat, too.", *older()))
     tables.append(Table("## Memory\n\nBytes of the weights and the cache that the NPU reads (Figure 16). Buffers for "
