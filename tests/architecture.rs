@@ -309,6 +309,7 @@ fn every_dependency_is_used() {
         "hexagon-ops",
         "os",
         "plugin",
+        "rknpu-matmul",
         "rknpu-ops",
         "scale",
         "sim-common",

@@ -107,13 +107,11 @@ impl Case {
 }
 
 fn element_of_a(m: usize, k: usize) -> i8 {
-    // CAST: below 5.
-    ((m * 7 + k * 3) % 5) as i8 - 2
+    [-2, -1, 0, 1, 2][(m * 7 + k * 3) % 5]
 }
 
 fn element_of_b(k: usize, n: usize) -> i8 {
-    // CAST: below 7.
-    ((k * 5 + n * 11) % 7) as i8 - 3
+    [-3, -2, -1, 0, 1, 2, 3][(k * 5 + n * 11) % 7]
 }
 
 /// Writes an operand's element.
