@@ -1,6 +1,7 @@
 //! Users and mount namespaces are those of children: this test's own program, started again.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -46,7 +47,7 @@ fn turn_in(folder: &Path) -> Result<Seat> {
 
 /// A process that tries the lock of a node.
 fn is_locked(node: &Path) -> bool {
-    node::is_locked(&open(node, 0).unwrap(), TURN).unwrap()
+    node::is_locked(&open(node, at_once).unwrap(), TURN).unwrap()
 }
 
 /// A process that had forked could not load a second model: its child still had the lock of the

@@ -1,7 +1,7 @@
 //! Machines made of files: each missing part gives one line, and each line is on the pages of its
 //! devices.
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
 use tempfile::TempDir;
 
