@@ -135,8 +135,8 @@ impl<const S: usize, const N: usize, const ALIGNED: bool> Group<'_, S, N, ALIGNE
         self.from.map(|from| {
             let from = from.wrapping_add(i * LANES);
             if ALIGNED {
-                // SAFETY: one of the group's vectors, which start with a line; the result is written
-                // through a pointer, too.
+                // SAFETY: one of the group's vectors, which start with a line; the result is
+                // written through a pointer, too.
                 load(unsafe { &*from.cast::<Line>() })
             } else {
                 // SAFETY: as above, and f32 are aligned.
@@ -151,8 +151,8 @@ impl<const S: usize, const N: usize, const ALIGNED: bool> Group<'_, S, N, ALIGNE
         assert!(i < N);
         let to = self.to.wrapping_add(i * LANES);
         if ALIGNED {
-            // SAFETY: one of the group's vectors, which start with a line and belong to it alone; the
-            // reference ends with this store.
+            // SAFETY: one of the group's vectors, which start with a line and belong to it alone;
+            // the reference ends with this store.
             store(unsafe { &mut *to.cast::<Line>() }, v);
         } else {
             // SAFETY: as above, and f32 are aligned.
@@ -182,10 +182,11 @@ impl<const S: usize> Piece<'_, S> {
                 return load_f32(unsafe { &*from.cast::<[f32; LANES]>() });
             }
             let mut lanes = [0.0; LANES];
-            for (i, lane) in lanes.iter_mut().enumerate().take(self.count) {
-                // SAFETY: `count` elements are there.
-                *lane = unsafe { from.wrapping_add(i).read() };
-            }
+            // A call: of a loop, the compiler would compute functions of no elements, zeros, before
+            // all other loops, and store them as qfloat.
+            //
+            // SAFETY: `count` elements are there, fewer than a vector, and `lanes` is apart.
+            unsafe { core::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), self.count) };
             load_f32(&lanes)
         })
     }

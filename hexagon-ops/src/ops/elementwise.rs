@@ -368,8 +368,8 @@ fn map_runs(
                 return;
             };
             let per_turn = match n {
-                0..=SHORTEST_ROW => 4 * SHORT_ROWS,
-                0..SHORT_ROW => SHORT_ROWS,
+                _ if n <= SHORTEST_ROW => 4 * SHORT_ROWS,
+                _ if n < SHORT_ROW => SHORT_ROWS,
                 _ => 1,
             };
             for (turn, start) in (0..count).step_by(per_turn).enumerate() {
