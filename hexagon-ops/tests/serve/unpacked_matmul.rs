@@ -40,6 +40,7 @@ fn products_of_every_type_form_and_repetition() {
         ([160, 70, 1, 1], [160, 64, 2, 1], [F, F], [DENSE, DENSE]),
         ([96, 64, 2, 1], [96, 37, 2, 1], [F, F], [GAPS, GAPS]),
         ([1056, 33, 1, 1], [1056, 4, 1, 1], [F, F], [DENSE, DENSE]),
+        ([1024, 70, 1, 1], [1024, 1, 1, 1], [F, F], [DENSE, DENSE]),
         (
             [129, 31, 1, 1],
             [129, 2, 3, 2],

@@ -22,11 +22,13 @@ use crate::ops::halves::{
 use crate::ops::matmul::Machine;
 use crate::ops::recurrence::SplitRows;
 use crate::ops::square::{GROUP, GatherRows, Gathered, columns};
-use crate::ops::tensor::View;
+use crate::ops::tensor::{Type, View};
 use crate::rt::{Arena, SharedColumns, tiles_of_lines};
 
-/// Fewest rows of src1. Of fewer ones, splitting src0 takes longer than the products.
+/// Fewest rows of src1, unless src0 is f32 and has [`LARGE`] tiles, which vectors take longer to
+/// multiply with a single row than to split.
 const FEWEST: usize = 4;
+const LARGE: usize = 64;
 /// Most tasks of a step.
 const MAX_TASKS: usize = 8;
 /// Most calls of the unit for a product: K is up to 16,384.
@@ -321,7 +323,9 @@ pub(super) fn multiply(
 ) -> bool {
     let ([k, n, ..], [_, m, b2, b3]) = (a.shape.ne, b.shape.ne);
     let [depth, strips, columns] = [k, m, n].map(|n| n.div_ceil(TILE_DIM));
-    if hmx.form() == Form::Vectors || m < FEWEST || depth > MAX_TERMS * MAX_DEEP {
+    let is_large = a.shape.dtype == Type::F32 && depth * columns >= LARGE;
+    let are_few = m < FEWEST && !is_large;
+    if hmx.form() == Form::Vectors || are_few || depth > MAX_TERMS * MAX_DEEP {
         return false;
     }
     let mut arena = Arena::new(vtcm);
