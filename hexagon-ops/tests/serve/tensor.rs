@@ -2,6 +2,7 @@
 //! the bytes that they must not change.
 
 use half::{bf16, f16};
+use hexagon_ops::layout::LINE_BYTES;
 use hexagon_ops::wire::{
     self, Body, Command, NarrowTensor, SOURCES, TensorOp, WIDE_SOURCES, WideOp,
 };
@@ -237,6 +238,8 @@ pub struct Bench {
     pub host: Host,
     pub buffer: u32,
     pub memory: Memory,
+    /// Bytes of which tensors start at a multiple.
+    align: usize,
 }
 
 /// Parameters of an operation, as ggml stores them.
@@ -262,21 +265,23 @@ impl Bench {
             host,
             buffer,
             memory,
+            align: 8,
         }
     }
 
     /// Places tensors in memory, one after another; an absent one has no elements.
     pub fn put(&mut self, tensors: &[&Tensor]) -> Vec<wire::Tensor> {
         self.memory.put(0, &vec![UNTOUCHED; BYTES]);
-        // Aligned to 8 bytes, but not at the start of a line.
-        let mut next = 40;
+        let align = self.align;
+        // Not at the start of a line unless all are.
+        let mut next = align.max(40);
         let mut put = |tensor: &&Tensor| {
             if tensor.values.is_empty() {
                 return bytemuck::Zeroable::zeroed();
             }
             let offset = next;
             self.memory.put(offset, &tensor.bytes);
-            next = (offset + tensor.bytes.len()).next_multiple_of(8) + 8;
+            next = (offset + tensor.bytes.len()).next_multiple_of(align) + align;
             wire::Tensor {
                 buffer: self.buffer,
                 offset: offset as u64,
@@ -400,7 +405,8 @@ impl Bench {
         assert!(self.memory.get::<u8>(0, BYTES) == before, "{what} wrote");
     }
 
-    /// Runs an operation and compares.
+    /// Runs an operation on tensors that do not start with a line, and on some that do, and
+    /// compares.
     pub fn check(
         &mut self,
         op: (u32, Params),
@@ -409,18 +415,21 @@ impl Bench {
         in_place: bool,
         limit: f64,
     ) {
-        let have = self.run(op, dst, src, in_place);
-        let error = nmse(&have, &dst.values);
-        assert!(
-            error <= limit,
-            "kernel {} {:?} of {:?} in place {in_place}: {error:e} above {limit:e}, {:?}",
-            op.0,
-            dst.wire,
-            src.iter().map(|s| s.wire).collect::<Vec<_>>(),
-            have.iter()
-                .zip(&dst.values)
-                .find(|(h, w)| (f64::from(**h) - **w).abs() > 1e-3 * w.abs() + 1e-3)
-        );
+        for align in [LINE_BYTES, 8] {
+            self.align = align;
+            let have = self.run(op, dst, src, in_place);
+            let error = nmse(&have, &dst.values);
+            assert!(
+                error <= limit,
+                "kernel {} {:?} of {:?} in place {in_place}: {error:e} above {limit:e}, {:?}",
+                op.0,
+                dst.wire,
+                src.iter().map(|s| s.wire).collect::<Vec<_>>(),
+                have.iter()
+                    .zip(&dst.values)
+                    .find(|(h, w)| (f64::from(**h) - **w).abs() > 1e-3 * w.abs() + 1e-3)
+            );
+        }
     }
 }
 
