@@ -105,23 +105,27 @@ impl Run<'_> {
 
     /// Writes `count` rows starting with row `first`, rounded, of elements that are `step` apart;
     /// returns `false` and writes nothing unless rows are f16 without gaps inside, of a multiple of
-    /// 64 elements, or an even number of rows of 32 elements without gaps between them.
+    /// 64 elements, or rows of 32 elements without gaps between them.
     pub fn narrow(&mut self, first: usize, count: usize, (elems, step): (&[f32], usize)) -> bool {
         let (shape, stride) = (self.shape, self.shape.nb[1]);
         let n = shape.ne[0];
-        let are_pairs = n == 32 && stride == 64 && count.is_multiple_of(2);
+        let are_pairs = n == 32 && stride == 64;
         let fits = are_pairs || n.is_multiple_of(64);
         if shape.dtype != Type::F16 || !shape.has_dense_rows() || !fits {
             return false;
         }
         if are_pairs {
             let range = first * stride..(first + count) * stride;
-            let out = self.bytes.get_mut(range).unwrap_or_default();
-            let out = out.as_chunks_mut().0;
+            let bytes = self.bytes.get_mut(range).unwrap_or_default();
+            let (out, last) = bytes.as_chunks_mut();
             hvx::widest(convert::NarrowPairs {
                 elems: (elems, step),
                 out,
             });
+            if !last.is_empty() {
+                let row = elems.get((count - 1) * step..).unwrap_or_default();
+                convert::write(shape, last, 0, row.get(..n).unwrap_or_default());
+            }
             return true;
         }
         let out = self.bytes.get_mut(first * stride..).unwrap_or_default();
