@@ -48,6 +48,7 @@ fn norms_divide_rows_by_their_measure() {
             row.iter().map(|x| x / length.max(eps)).collect()
         }),
     ];
+    let mut others = Numbers::default();
     for (kernel, f) in norms {
         for ne in SHAPES {
             for (dtype, place, eps) in [
@@ -69,6 +70,8 @@ fn norms_divide_rows_by_their_measure() {
                 let each = Case::random(H, ne, PERMUTED, 2.0, &mut numbers);
                 // As in models: an addend for each column.
                 let column = Case::random(F, columns, DENSE, 2.0, &mut numbers);
+                // A residual.
+                let rows = Case::random(F, ne, GAPS, 2.0, &mut others);
                 let normed = dst.values.clone();
                 for (has_times, plus) in [
                     (true, None),
@@ -76,7 +79,13 @@ fn norms_divide_rows_by_their_measure() {
                     (true, Some(&each)),
                     (false, Some(&column)),
                     (true, Some(&column)),
+                    (true, Some(&rows)),
+                    (false, Some(&rows)),
                 ] {
+                    // A single element and its addend may cancel.
+                    if ne == [1; 4] && plus.is_some_and(|plus| std::ptr::eq(plus, &rows)) {
+                        continue;
+                    }
                     dst.values = indices(ne)
                         .zip(&normed)
                         .map(|(at, x)| {
@@ -93,6 +102,7 @@ fn norms_divide_rows_by_their_measure() {
                     let operands = [src.clone(), part(times), part(plus)];
                     // A single element's error may be twice the mean of the squares.
                     bench.check(op, &dst, &operands, false, 2.0 * limit(dtype));
+                    bench.check(op, &dst, &operands, true, 2.0 * limit(dtype));
                 }
             }
         }

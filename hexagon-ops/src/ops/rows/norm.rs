@@ -238,9 +238,11 @@ struct NormRows<'a> {
     /// Elements starting with the first row, and the number of elements from one row to the next;
     /// `None` if they are in the result's place.
     src: Option<(&'a [f32], usize)>,
-    /// The factors of a row, and addends; none of what does not exist.
+    /// The factors of a row; none if they do not exist.
     times: &'a [f32],
-    plus: &'a [f32],
+    /// Addends starting with those of the first row, and the number of elements from one row's to
+    /// the next; none if they do not exist.
+    plus: (&'a [f32], usize),
     out: (&'a mut [f32], usize),
     n: usize,
     /// Number of rows, up to [`GROUP`].
@@ -313,7 +315,9 @@ impl hvx::Kernel for NormRows<'_> {
                 shift: is_shifted.then_some(splat_f32(shifts[i])),
                 factor: splat_f32(factors[i]),
             };
-            scaling.apply(row, self.times, self.plus, out);
+            let (plus, plus_step) = self.plus;
+            let plus = plus.get(i * plus_step..).unwrap_or_default();
+            scaling.apply(row, self.times, plus, out);
         }
     }
 }
@@ -489,11 +493,42 @@ struct RowOperands<'a> {
     /// `None` if the source is in the result's place.
     view: Option<View<'a>>,
     times: &'a [f32],
-    plus: &'a [f32],
+    plus: Addend<'a>,
+}
+
+/// The addend of rows.
+#[derive(Clone, Copy)]
+enum Addend<'a> {
+    /// A row that all share, or none.
+    Row(&'a [f32]),
+    /// A row for each.
+    Rows(View<'a>),
+}
+
+impl<'a> Addend<'a> {
+    /// Returns the addend of rows of a shape, if it is one of f32 without gaps inside rows.
+    fn of(dst: &Shape, src: &Source<'a>) -> Option<Self> {
+        match (shared_row(src, dst.ne[0]), src) {
+            (Some(row), _) => Some(Self::Row(row)),
+            (_, Source::Apart(view)) => {
+                let fits = is_rows(&view.shape) && view.shape.ne == dst.ne;
+                fits.then_some(Self::Rows(*view))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the addend with the rows of all dimensions in dimension 1.
+    fn merged(self) -> Option<Self> {
+        match self {
+            Self::Row(_) => Some(self),
+            Self::Rows(view) => view.merged().map(Self::Rows),
+        }
+    }
 }
 
 impl<'a> RowOperands<'a> {
-    /// Returns the operands, if result and source are such rows, and the others are a row that all
+    /// Returns the operands, if result and source are such rows, and the factor is a row that all
     /// share.
     fn of(dst: &Shape, src: &[Source<'a>; 3]) -> Option<Self> {
         let n = dst.ne[0];
@@ -507,7 +542,7 @@ impl<'a> RowOperands<'a> {
         fits.then_some(Self {
             view,
             times: shared_row(&src[1], n)?,
-            plus: shared_row(&src[2], n)?,
+            plus: Addend::of(dst, &src[2])?,
         })
     }
 }
@@ -516,14 +551,14 @@ impl<'a> RowOperands<'a> {
 #[inline(never)]
 fn norm_rows(engine: &Engine, norm: Norm, dst: ViewMut<'_>, operands: &RowOperands<'_>) {
     let RowOperands { view, times, plus } = operands;
-    let (times, plus, n) = (*times, *plus, dst.shape.ne[0]);
-    let (mut dst, mut view) = (dst, *view);
+    let (times, n) = (*times, dst.shape.ne[0]);
+    let (mut dst, mut view, mut plus) = (dst, *view, *plus);
     let merged = match view {
         Some(view) => view.merged().map(Some),
         None => Some(None),
     };
-    if let (Some(shape), Some(merged)) = (dst.shape.merged(), merged) {
-        (dst, view) = (dst.reshaped(shape), merged);
+    if let (Some(shape), Some(merged), Some(addend)) = (dst.shape.merged(), merged, plus.merged()) {
+        (dst, view, plus) = (dst.reshaped(shape), merged, addend);
     }
     let packets = || row_packets(n, 2 * ARITHMETIC);
     dst.for_parts(engine, packets, |part| {
@@ -534,6 +569,13 @@ fn norm_rows(engine: &Engine, norm: Norm, dst: ViewMut<'_>, operands: &RowOperan
                 return;
             }
             let src = src.flatten();
+            let (plus, plus_step) = match &plus {
+                Addend::Row(row) => (*row, 0),
+                Addend::Rows(view) => match view.float_rows([i1, i2, i3], count) {
+                    Some(rows) => rows,
+                    None => return,
+                },
+            };
             let Some((out, out_step)) = run.floats() else {
                 return;
             };
@@ -589,7 +631,7 @@ fn norm_rows(engine: &Engine, norm: Norm, dst: ViewMut<'_>, operands: &RowOperan
                     src: src
                         .map(|(elems, step)| (elems.get(start * step..).unwrap_or_default(), step)),
                     times,
-                    plus,
+                    plus: (plus.get(start * plus_step..).unwrap_or_default(), plus_step),
                     out: (
                         out.get_mut(start * out_step..).unwrap_or_default(),
                         out_step,
@@ -687,7 +729,7 @@ impl hvx::Kernel for SumGroup<'_> {
             norm: Norm::Rms(0.0),
             src: Some(self.src),
             times: &[],
-            plus: &[],
+            plus: (&[], 0),
             out: (&mut [], 0),
             n: self.n,
             count: self.count,
