@@ -116,7 +116,7 @@ fn a_start_that_fails_names_the_call() {
     ] {
         let text = start(faults).unwrap_err().to_string();
         assert!(text.contains(call), "{faults}: {text}");
-        assert!(!text.contains("signed modules"), "{faults}: {text}");
+        assert!(!text.contains("its firmware"), "{faults}: {text}");
     }
 }
 
