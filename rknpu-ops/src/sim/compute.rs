@@ -56,7 +56,11 @@ fn integer(job: &Multiplication<'_>, c: &mut [u8]) {
         {
             lanes.fill([0; I8_LANES]);
             kernel::dot_i8(rows, k, strip, gn, &mut lanes);
-            kernel::sum_lanes(&lanes, sums);
+            // Not in `kernel`: compiled for registers of 512 bits it takes three times as long, because
+            // the compiler moves single lanes to add up several columns at once.
+            for (sum, lanes) in sums.iter_mut().zip(&lanes) {
+                *sum = lanes.iter().sum();
+            }
         }
         match job.layout.c.elem {
             Elem::I16 => store(job, c, nt, &sums, |sum| saturate_i16(sum).to_le_bytes()),

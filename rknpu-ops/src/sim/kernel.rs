@@ -51,17 +51,6 @@ pub(super) fn dot_i8(a: &[i16], k: usize, strip: &[u8], gn: usize, sums: &mut [[
     }
 }
 
-/// Sums the partial sums of [`dot_i8`].
-#[multiversion(targets(
-    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma",
-    "x86_64+avx2+fma"
-))]
-pub(super) fn sum_lanes(lanes: &[[i32; I8_LANES]], sums: &mut [i32]) {
-    for (sum, lanes) in sums.iter_mut().zip(lanes) {
-        *sum = lanes.iter().sum();
-    }
-}
-
 /// Adds a strip's dot products with rows of halves to FP32 sums, one group after another.
 ///
 /// - `a`: `[k / 32][row][32]`; `strip`: f16, little endian
