@@ -314,7 +314,8 @@ pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) ->
         let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return false;
         };
-        // Most nodes are of operations that the device has nothing of: not described for each token.
+        // Most nodes are of operations that the device has nothing of: not described for each
+        // token.
         let has_some = op(node).is_some_and(|op| entry.device.computes(op));
         let wants = !has_some
             || operation(node).is_none_or(|operation| entry.device.prefers_cpu(&operation));

@@ -56,8 +56,8 @@ fn integer(job: &Multiplication<'_>, c: &mut [u8]) {
         {
             lanes.fill([0; I8_LANES]);
             kernel::dot_i8(rows, k, strip, gn, &mut lanes);
-            // Not in `kernel`: compiled for registers of 512 bits it takes three times as long, because
-            // the compiler moves single lanes to add up several columns at once.
+            // Not in `kernel`: compiled for registers of 512 bits it takes three times as long,
+            // because the compiler moves single lanes to add up several columns at once.
             for (sum, lanes) in sums.iter_mut().zip(&lanes) {
                 *sum = lanes.iter().sum();
             }

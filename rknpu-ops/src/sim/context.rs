@@ -312,8 +312,8 @@ impl MatmulContext {
             return Err(code::FAIL);
         };
         let _attached = self.state.attachment.attach(domain)?;
-        // Whoever else asks for it has been refused before: nothing but runs is called now, and this
-        // context has one.
+        // Whoever else asks for it has been refused before: nothing but runs is called now, and
+        // this context has one.
         let settings = lock(&self.settings);
         let shape = self.shapes[settings.shape];
         let (Some(a), Some(b), Some(c)) = (&settings.a, &settings.b, &settings.c) else {
