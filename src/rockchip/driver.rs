@@ -103,7 +103,7 @@ impl Rknn {
     /// Starts the built-in stand-in.
     ///
     /// # Errors
-    /// `StandIn` if too many of them run in this process.
+    /// `StandIn` if too many stand-ins run in this process.
     pub fn simulate(options: sim::Options) -> Result<Arc<Self>> {
         Self::simulate_with(options, lock::PATIENCE)
     }
