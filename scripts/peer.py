@@ -189,8 +189,9 @@ def count_vectors():
 
 def main():
     names = sys.argv[1:]
-    if "vectors" in names:
-        return count_vectors()
+    if names == ["vectors"]:
+        count_vectors()
+        return
     if not names or "operations" in names:
         count_operations()
     chosen = [wholes.named(name) for name in names if name != "operations"]

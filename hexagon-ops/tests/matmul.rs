@@ -1,6 +1,7 @@
 //! Proves whole multiplications, by both code paths and with every weight type, against f64 sums:
 //! shapes below, at and above each tile, group and chunk edge, few and many threads, small and
 //! large VTCM.
+#![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod common;
 
