@@ -232,7 +232,7 @@ def fill(folder, target):
     if has_linker(target):
         places = {"libggml_rust_npu_plugin.so": "lib/libggml-rust_npu.so", "ggml-npu": "bin/ggml-npu"}
         if target == BOARD_TARGET:
-            # Not beside the plugin: packages and install.sh take all that is there.
+            # Not in the plugin's folder: packages and install.sh take all files of that folder.
             places["librknpu_matmul.so"] = "rockchip/librknpu_matmul.so"
         for name, place in places.items():
             check_binary(release / name)

@@ -6,15 +6,15 @@ Usage: vendor.py run ARCH PROGRAM [ARGUMENT...]   ARCH: v68 v69 v73 v75 v79 v81;
 `make vendor` runs the checks below, `make test` the self-test of each architecture.
 
 LOOP_RULES   strict rules, a comma list: interrupt=N and restart=N (signals in N long calls), map-failed=N (the N-th
-             mapping of shared memory), votes (no power for the matrix unit), window=BYTES (what the DSP can map),
+             mapping of shared memory), votes (no power for the matrix unit), window=BYTES (the DSP maps no more),
              vtcm-held=MS (another holds VTCM), any-length (mappings need not be whole pages), dma-stuck (a copy
-             of the DMA engine never finishes), workers=N (the DSP's system starts N threads beside FastRPC's own),
+             of the DMA engine never finishes), workers=N (the DSP's system starts N threads in addition to FastRPC's),
              blacklist=NAME (the DSP's loader refuses a library that imports it), no-weak (it refuses one with a weak
              import that is missing), no-priority (the DSP's system cannot lower the priority of who has VTCM),
-             vanish (a mapping goes with the call in which the DSP unmapped it), late-unmap (what is unmapped takes
+             vanish (a mapping goes with the call in which the DSP unmapped it), late-unmap (unmapped memory takes
              room until a call ends), unmap-failed=N (the N-th request to unmap fails), no-hmx (the matrix unit's lock
              is refused), vtcm=BYTES, dsps=2 (the chip has a second DSP)
-LOOP_STACK   bytes of a FastRPC thread's stack, in place of what libcdsprpc asked for
+LOOP_STACK   bytes of a FastRPC thread's stack, in place of the size that libcdsprpc asked for
 LOOP_LOG=1   a line for each request
 """
 

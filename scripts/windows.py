@@ -52,7 +52,7 @@ def program():
 
 
 def beside(tool):
-    """Builds the library of Windows that Wine may lack, beside the tool."""
+    """Builds the library of Windows that Wine may lack, into the tool's folder."""
     run([COMPILER, "-shared", "-O1", ROOT / "tests" / "windows" / "bcryptprimitives.c", "-o",
          tool.parent / "bcryptprimitives.dll", "-ladvapi32"], LOGS / "windows-library.log")
 

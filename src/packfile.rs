@@ -23,8 +23,8 @@
 //! of 2 × 16 weights (layout ids of `Q4Tile` and `Q8Tile`; the picture is in
 //! `hexagon_ops::layout`). Their numbers are not the source's in another order: the source is the
 //! Q4_0 or Q8_0 tensor that other devices compute with, and both were quantized from the same
-//! model. A device uses such a tensor instead of tiles of its own layout, and keeps the source's
-//! bytes for readers of the tensor. The pack has no other weights.
+//! model. A device uses such a tensor instead of tiles in the device's layout, and keeps the
+//! source's bytes for readers of the tensor. The pack has no other weights.
 //!
 //! **Identity of a tensor.** A tensor is loaded from a pack only if its [`Fingerprint`] (name,
 //! shape, type and sampled hash of its bytes) and the [`LayoutTag`] that the device wants match the

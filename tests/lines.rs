@@ -1,4 +1,4 @@
-//! Proves that what only a user can mend is one line of the log, and that what such a system does
+//! Proves that a fault of the system that only a user can mend is one line of the log, and that it
 //! spoils nothing else.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -52,7 +52,7 @@ fn options(faults: &str) -> sim::Options {
     options
 }
 
-/// A weight in a buffer of its own.
+/// A weight, and a buffer that holds it alone.
 fn weight(device: &Arc<RkDevice>) -> (Weight, RkBuffer) {
     let w = Weight::random(&mut Numbers::new(1), F32_IN_BLOCKS, [64, 96, 1, 1]);
     let buffer = packed(device, &w, 0);

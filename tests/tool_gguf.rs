@@ -273,7 +273,7 @@ fn values_of_every_kind_are_read() {
     for (index, (kind, bytes, _)) in scalars.iter().enumerate() {
         let key = format!("scalar.{index}");
         raw.entries.push(entry(&key, *kind, bytes));
-        // The reader finds what follows after an array only if it knows the right size of the
+        // The reader finds the entry after an array only if it knows the right size of the
         // elements.
         let head = [&kind.to_le_bytes()[..], &3u64.to_le_bytes()[..]].concat();
         let array = [&head[..], bytes, bytes, bytes].concat();

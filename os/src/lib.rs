@@ -11,8 +11,9 @@
 //! | [`threads`] | the CPUs of a thread |
 //! | [`libraries`] | libraries that the process has loaded |
 //!
-//! The Windows half has what the library, the tool and the stand-ins need. NPUs are not reached
-//! there: what only a device needs gives the error [`NotHere`], which names it.
+//! The Windows half has all functions that the library, the tool and the stand-ins need. NPUs are
+//! not reached there: functions that only a device needs return the error [`NotHere`], which names
+//! the missing feature.
 
 use std::fmt;
 use std::io;

@@ -11,7 +11,7 @@
 //! | [`feedback`] | weights rounded so that later ones compensate the errors of earlier ones | `calibrate`, `quant` |
 //! | [`proof`] | sums of a run, compared with those of the CPU | `layout` |
 //! | [`rotation`] | signs and Hadamard blocks along K, a function of K alone | `quant` |
-//! | [`int4`] | INT4 operands: nibbles, results of K segments with scales of their own | `calibrate`, `feedback`, `layout`, `pack`, `quant`, `rotation` |
+//! | [`int4`] | INT4 operands: nibbles, results of K segments with separate scales | `calibrate`, `feedback`, `layout`, `pack`, `quant`, `rotation` |
 //! | [`scalar`], `neon` | the loops of `quant`, `pack` and `int4`: portable ones, and the same bits on aarch64's vector unit | types of these three |
 //! | [`stream`] | command streams for an RK3588: registers, tasks, the limits of tasks that run on boards | `ffi` (type names), `layout` |
 //! | [`direct`] | Rockchip's kernel driver without librknnrt: the same C ABI over `stream` | `ffi`, `stream`, crate `sim-common` (slots) |

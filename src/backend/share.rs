@@ -3,8 +3,8 @@
 /// The free and total bytes of a machine's memory, or of a device's part in it.
 pub type Share = (usize, usize);
 
-/// Divides the memory of a machine among devices that use it together. llama.cpp adds up what
-/// devices report, so the parts add up to the machine's memory.
+/// Divides the memory of a machine among devices that use it together. llama.cpp adds up the
+/// memory that devices report, so the parts add up to the machine's memory.
 ///
 /// A device's part is the memory that it already holds, plus as much free memory as makes the parts
 /// equal. A device that holds more than an equal part gets no free memory.

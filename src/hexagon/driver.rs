@@ -157,8 +157,8 @@ impl FastRpc {
         Ok(question.capability)
     }
 
-    /// Adds to the error of a library that did not load what the firmware says of libraries without
-    /// a signature.
+    /// Adds to the error of a library that did not load that the firmware refuses libraries without
+    /// a signature, if it does.
     fn with_firmware_s_no(&self, dsp: Domain, error: Error) -> Error {
         let refuses = self
             .attribute(dsp, ffi::attribute::UNSIGNED_PD_SUPPORT)

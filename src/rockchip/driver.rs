@@ -3,8 +3,8 @@
 //!
 //! Ownership: a [`Context`] or [`Memory`] keeps the library open, a [`Memory`] keeps the context it
 //! was made with, a [`MemoryView`] keeps the memory that it shows. A context binds memory in
-//! [`Context::bind`], and only what changed since the last time; [`Context::run`] gets the same
-//! operands again, so it can never run on freed memory.
+//! [`Context::bind`], and only operands that changed since the last time; [`Context::run`] gets the
+//! same operands again, so it can never run on freed memory.
 //!
 //! Every call is in a turn ([`Rknn::turn`]): the caller's, or one for the call alone. One thread of
 //! one process has it. Only runs may be in several threads: the thread that has the turn lends it
@@ -150,8 +150,8 @@ impl Rknn {
         }
     }
 
-    /// Asks the NPU what public sources leave open about command streams, if no library of the
-    /// vendor's is involved. To be called in a turn.
+    /// Asks the NPU the questions about command streams that public sources leave open, if no
+    /// library of the vendor's is involved. To be called in a turn.
     ///
     /// # Errors
     /// The driver's, in words, if it has no memory.

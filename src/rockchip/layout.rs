@@ -11,7 +11,7 @@
 //!            K: segment 0   segment 1
 //!          +-------------+-------------+
 //!  N chunk0|  block 0    |  block 1    |   core 0      memory: block 0 | block 1 | block 2 | block 3 | ...
-//!  N chunk1|  block 2    |  block 3    |   core 1      each padded to a page, so that it can be a view of its own
+//!  N chunk1|  block 2    |  block 3    |   core 1      each padded to a page, so that it can be a separate view
 //!  N chunk2|  block 4    |  block 5    |   core 2
 //!          +-------------+-------------+               then slice 1 (ne[2], ne[3] of src0), and so on
 //! ```

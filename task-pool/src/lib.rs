@@ -298,9 +298,9 @@ impl PoolState {
             // A task was taken and is not done, so its run is still waiting, and the address
             // belongs to that run.
             let address = self.task.load(Ordering::Relaxed);
-            // SAFETY: the run wrote the address before `remaining`. Its stack frame, and what the
-            // reference there points to, live until `unfinished` is 0, and this task is counted
-            // until the end of this block.
+            // SAFETY: the run wrote the address before `remaining`. Its stack frame, and the
+            // function that the reference there points to, live until `unfinished` is 0, and this
+            // task is counted until the end of this block.
             let task = unsafe { *address };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(remaining - 1))) {
                 lock(&self.panic).get_or_insert(panic);

@@ -25,7 +25,7 @@ ROWS = 32
 
 
 def difference(expected, found):
-    """The mean square of the difference, of that of what was expected."""
+    """The mean square of the difference, divided by that of the expected numbers."""
     return sum((a - b) ** 2 for a, b in zip(expected, found)) / sum(a * a for a in expected)
 
 
@@ -57,7 +57,7 @@ class Projectors(DebianStock):
                 self.assertEqual(len(computed), 1, "Rockchip's NPU computes other products than Hexagon's matrix unit")
 
     def compare(self, projector, encoder, chip, expected):
-        """Compares what a device computes with what was expected; returns the number of results of the matrix unit."""
+        """Compares a device's embeddings with the expected ones; returns the number of results of the matrix unit."""
         timeline = self.folder / f"{chip}.json"
         env = self.with_plugin(device_env(chip, GGML_RUST_NPU_TRACE=str(timeline)))
         found, log = self.embeddings(encoder, self.mmproj, env)

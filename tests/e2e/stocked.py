@@ -58,7 +58,7 @@ class DebianStock(Stock):
         """The unit and the shape of each product of at least so many rows on a timeline."""
         events = json.loads(timeline.read_text(encoding="utf-8"))
         unit = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-        # With what follows it as one command.
+        # A command that computes a product and the operations after it begins with the product's name.
         products = (event for event in events if event["name"].startswith("MUL_MAT"))
         shapes = ((unit[event["tid"]], [int(size) for size in event["args"]["shape"].split("x")]) for event in products)
         return [(name, shape) for name, shape in shapes if shape[1] >= rows]

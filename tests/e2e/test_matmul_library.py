@@ -18,7 +18,7 @@ FOLDER = TARGET / "debug"
 class MatmulLibrary(Case):
     @classmethod
     def setUpClass(cls):
-        # One selection, so that what both need is compiled once.
+        # One selection, so that dependencies of both packages are compiled once.
         packages = ["--package", "rknn-loop", "--package", "rknpu-matmul"]
         project.run(["cargo", "build", "--locked", *packages, "--target-dir", TARGET], LOGS / "matmul-library.log", cwd=ROOT)
         cls.headers = fetch.rknn_headers()
@@ -57,7 +57,7 @@ class MatmulLibrary(Case):
         self.assertEqual(len(declared), 10)
         listed = subprocess.run(["nm", "-D", "--defined-only", FOLDER / NAME], stdout=subprocess.PIPE, text=True, check=True)
         exported = set(re.findall(r" T (rknn_\w+)$", listed.stdout, re.M))
-        # Of the other header, what programs need besides.
+        # Functions of the vendor's other header, which programs need, too.
         memory = {"rknn_create_mem", "rknn_create_mem_from_fd", "rknn_destroy_mem", "rknn_mem_sync", "rknn_query"}
         self.assertEqual(exported, declared | memory)
 

@@ -94,7 +94,7 @@ class Serving(Case):
                 restored = first.post("/slots/1?action=restore", {"filename": "slot"})
                 self.assertEqual(restored["n_restored"], saved["n_saved"])
                 beside = ask(first, begun, id_slot=1)
-            # Another process, under strict coherence: each side sees only what was made visible to it.
+            # Another process, under strict coherence: each side sees only writes that were made visible to it.
             with running("hexagon-restore", GGML_RUST_NPU_SIM_COHERENCE="strict") as second:
                 second.post("/slots/0?action=restore", {"filename": "slot"})
                 later = ask(second, begun, id_slot=0)

@@ -120,7 +120,7 @@ fn a_start_that_fails_names_the_call() {
     }
 }
 
-/// Nothing can mend it, so the line says what it is.
+/// A user cannot change such firmware, so the error names it as the cause.
 #[test]
 fn firmware_that_runs_signed_modules_only_is_named() {
     let mut sim = strict(75);

@@ -280,8 +280,8 @@ mod tests {
         assert_eq!(refusal, "the NPU takes no F32 weights");
     }
 
-    /// The largest tensor is 2/3 of a session's addresses, and at most what 32 bits with a sign
-    /// hold: V73 has 3000 MiB of addresses, others have more than 3 GiB.
+    /// The largest tensor is 2/3 of a session's addresses, and at most the largest number of
+    /// 32 bits with a sign: V73 has 3000 MiB of addresses, others have more than 3 GiB.
     #[test]
     fn hexagon_leaves_weights_to_the_cpu_that_are_larger_than_a_buffer() {
         let hexagon = |name| Chip::Hexagon(hexagon::caps::by_name(name).unwrap());

@@ -31,7 +31,7 @@ pub fn watch() -> Result<(), ToolError> {
         let _names = files::remove_unfinished();
         local::kill_all();
         say("ggml-npu: interrupted; unfinished files were removed");
-        // Runs no destructors, because other threads may still use what they would free.
+        // Runs no destructors, because other threads may still use values that they would free.
         os::process::exit_at_once(INTERRUPTED);
     })?)
 }

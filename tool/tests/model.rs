@@ -217,7 +217,8 @@ fn every_chip_has_counts_for_every_size_of_head() {
     }
 }
 
-/// Vector units compute its products, which the other chip's matrix unit does beside them.
+/// On the chip without a matrix unit, vector units compute the products. On the other chip the
+/// matrix unit does, at the same time as the work of the vector units.
 #[test]
 fn a_prompt_takes_longer_without_a_matrix_unit() {
     let path = common::folder("model-vectors").join("model.gguf");

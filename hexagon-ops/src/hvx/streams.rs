@@ -71,7 +71,7 @@ impl<'a, const S: usize> Streams<'a, S> {
         Groups { group, count }
     }
 
-    /// Splits the next vector off, or what is left of it.
+    /// Splits the next vector off: `LANES` elements, or all that remain if there are fewer.
     #[inline(always)]
     pub fn piece(&mut self) -> Option<Piece<'a, S>> {
         let count = self.len.min(LANES);

@@ -1,10 +1,10 @@
 //! Products of matrices in two halves on the matrix unit.
 //!
-//! FP16 alone would leave errors of 2^-11. So a matrix is two tiles of each 32 × 32 elements, the
-//! rounded elements and what is left of them, and a product is the sum of three: high · high, high
-//! · low and low · high. The unit's accumulator is wider than FP32. A product's low half is what
-//! the accumulator has when the product is computed once more, less the high half times the unit
-//! matrix.
+//! FP16 alone would leave errors of 2^-11. So a matrix is two tiles of each 32 × 32 elements: the
+//! rounded elements (high) and their rounding errors (low). A product is the sum of three: high ·
+//! high, high · low and low · high. The unit's accumulator is wider than FP32. For the low half of
+//! a product, the unit computes the product a second time, and subtracts the high half times the
+//! unit matrix.
 
 use crate::hmx::Hmx;
 use crate::hvx::{self, Accumulator, Vector, sub_f32};
@@ -15,11 +15,11 @@ use crate::ops::rows::{all_lanes, first_lane};
 const ONE: u16 = 0x3c00;
 /// Lines of a tile, each of which has two rows.
 pub(super) const PAIRS: usize = TILE_DIM / 2;
-/// Least largest magnitude of an operand that is not zero: what is left of an f16 of this size is
-/// rounded to 2^-17 of it.
+/// Least largest magnitude of an operand that is not zero: the low half of a number of this size is
+/// rounded to 2^-17 of the number.
 const LEAST: f32 = 1.0 / 256.0;
-/// Most of an operand: a quarter of what f16 holds, because products by decays and factors are not
-/// checked.
+/// Most of an operand: a quarter of the range of f16, because products by decays and factors are
+/// not checked.
 pub(super) const MOST: f32 = 16384.0;
 /// Its bits as an f16.
 pub(super) const MOST_F16: i32 = 0x7400;
@@ -29,7 +29,7 @@ pub(super) fn holds(largest: f32) -> bool {
     largest == 0.0 || (LEAST..=MOST).contains(&largest)
 }
 
-/// Returns two rows as f16, and as f16 what that leaves of them.
+/// Returns two rows as f16 (high), and the rounding errors of this conversion as f16 (low).
 #[inline(always)]
 pub(super) fn split(a: Vector, b: Vector) -> (Vector, Vector) {
     let high = hvx::narrow_f32(a, b);

@@ -5,8 +5,8 @@
 //! unmapped.
 //!
 //! ```text
-//! command of a list ── same bytes, same buffers ──> run what checking found
-//!        └── otherwise: copy the bytes, check, run, and keep what checking found if that succeeded
+//! command of a list ── same bytes, same buffers ──> run the checked command
+//!        └── otherwise: copy the bytes, check, run, and keep the checked command if that succeeded
 //! ```
 //!
 //! The bytes are compared in memory that the host can write, but the command that runs was copied

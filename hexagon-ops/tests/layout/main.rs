@@ -55,7 +55,8 @@ fn of_ggml() -> impl Iterator<Item = WeightType> {
 
 #[test]
 fn each_ggml_bit_lands_in_its_own_place() {
-    // In packing p each bit is bit p of its own index, so together the packings number every bit.
+    // In packing p each bit is bit p of the number of this bit, counted from 1. So together the
+    // packings number every bit.
     for weight in of_ggml() {
         let k = 96_usize.next_multiple_of(weight.block_elems());
         let layout = MatrixLayout::new(weight, 33, k).unwrap();

@@ -38,7 +38,8 @@ fn kernels_take_the_recorded_packets() {
             Err(reason) => return println!("SKIPPED: {reason}"),
         };
         let whole = match library {
-            // Those without a matrix unit: all others take about what V79's take.
+            // Only operations without a matrix unit are counted: the others take about as many
+            // packets as on V79.
             "v68" => -2_i32,
             _ => 0,
         };

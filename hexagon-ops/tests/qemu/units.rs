@@ -17,7 +17,7 @@ pub fn without_units(guest: &Path, copies: Copies) -> PathBuf {
     // SOURCE: `nop`, at the end of a packet and before it; the words of src/hmx/hexagon.rs.
     const NOP: u32 = 0x7f00_c000;
     const NOP_AND: u32 = 0x7f00_4000;
-    // Words, the bits of a register's number in them, and what takes their place.
+    // Instruction words, the bits of a register's number in them, and the words that replace them.
     // SOURCE of the last five: `dmstart`, `dmlink`, `dmwait`, `dmpoll` and `dmpause`, `memw(Rs+#4)
     // = #-1`, which sets the descriptor's bit for a copy that is done, and `Rd = #0`, as LLVM
     // assembles them.

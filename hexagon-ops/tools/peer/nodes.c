@@ -5,8 +5,8 @@
 //
 // Standard input has a node on each line:
 //   OP PARAMETER{16} DST SOURCE{n}    of a tensor: TYPE NE{4} NB{4} USE
-// TYPE is ggml's number, -1 for a source that is not there; USE says what is in
-// the tensor:
+// TYPE is ggml's number, -1 for a source that is not there; USE selects the
+// content of the tensor:
 //   0 zeros  1 random floats  2 weights  3 LIMIT: numbers below it, which
 //   differ in a row  4 numbers from 0 on 5 POSITIONS: a mask of so many visible
 //   positions in the first row, and one more in each further row

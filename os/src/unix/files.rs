@@ -31,7 +31,8 @@ pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     file.write_all_at(bytes, offset)
 }
 
-/// Returns what two names of one file have in common, `None` if the system does not tell.
+/// Returns the numbers of the file's device and inode, which all names of one file share; `None` if
+/// the system does not tell.
 #[must_use]
 pub fn identity(file: &Metadata) -> Option<(u64, u64)> {
     Some((file.dev(), file.ino()))

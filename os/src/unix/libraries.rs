@@ -40,7 +40,8 @@ pub fn open_again(file: &Path) -> Option<Library> {
     handle.ok().map(Library::from)
 }
 
-/// Returns what is in global scope, which includes the program.
+/// Returns the global scope as a library: the symbols of the program and of all libraries that were
+/// loaded globally.
 #[must_use]
 pub fn of_program() -> Option<Library> {
     Some(Handle::this().into())

@@ -11,7 +11,8 @@ use super::memory::Descriptor;
 /// The flags with which a driver makes a descriptor that can be written to, and is not inherited.
 pub const READ_WRITE: u32 = (libc::O_CLOEXEC | libc::O_RDWR).cast_unsigned();
 
-/// Calls a function of the driver behind a node, again if a signal interrupted it.
+/// Calls a function of the driver to which the node `file` belongs, again if a signal interrupted
+/// it.
 ///
 /// # Safety
 /// - `argument` is the function's struct, and addresses in it are valid.

@@ -36,7 +36,8 @@ pub fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
 /// Calls `mark` in each process that is forked from this one.
 ///
 /// # Safety
-/// `mark` only does what is allowed between fork and exec, such as storing into an atomic.
+/// `mark` only does operations that are allowed between fork and exec, such as storing into an
+/// atomic.
 ///
 /// # Errors
 /// The system's.

@@ -49,7 +49,7 @@ pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns what two names of one file have in common: nothing that std tells.
+/// Returns numbers that all names of one file share: `None`, because std does not tell them.
 #[must_use]
 pub fn identity(_file: &Metadata) -> Option<(u64, u64)> {
     None

@@ -11,7 +11,7 @@ use crate::NotHere;
 /// The flags with which a driver makes a descriptor that can be written to, and is not inherited.
 pub const READ_WRITE: u32 = 0;
 
-/// Calls a function of the driver behind a node.
+/// Calls a function of the driver to which a node belongs.
 ///
 /// # Safety
 /// - `argument` is the function's struct, and addresses in it are valid.

@@ -20,7 +20,8 @@ pub fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
 /// Calls `mark` in each process that is forked from this one: there are none.
 ///
 /// # Safety
-/// `mark` only does what is allowed between fork and exec, such as storing into an atomic.
+/// `mark` only does operations that are allowed between fork and exec, such as storing into an
+/// atomic.
 ///
 /// # Errors
 /// None.

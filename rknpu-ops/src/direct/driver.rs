@@ -168,8 +168,8 @@ impl Object {
     /// The driver's.
     pub(super) fn finish(mut self) -> io::Result<Self> {
         self.bytes_mut().fill(0);
-        // A driver may map memory without writing back what the kernel and the CPU hold in their
-        // caches.
+        // A driver may map memory without writing back its lines in the CPU's caches, which the
+        // kernel and this function wrote.
         self.sync(0..self.bytes, Direction::ToDevice)?;
         Ok(self)
     }

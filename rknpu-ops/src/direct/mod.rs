@@ -155,8 +155,8 @@ impl Machine {
         api::of_slot(self.slot)
     }
 
-    /// Asks the device what public sources leave open ([`question`]). Jobs that a board does not
-    /// end take the driver's time-out each, and reset its cores.
+    /// Asks the device the questions that public sources leave open ([`question`]). Jobs that a
+    /// board does not end take the driver's time-out each, and reset its cores.
     ///
     /// # Errors
     /// The driver's, if it has no memory.

@@ -195,7 +195,7 @@ impl Node for DeviceNode {
             link.write(bytes);
         }
         // SAFETY: the function accesses as many bytes as its number says, which `bytes` has, and
-        // what their addresses lead to, which is inside of `bytes` by the trait's contract.
+        // the memory at their addresses, which is inside of `bytes` by the trait's contract.
         unsafe { os::node::call(&self.file, number, bytes.as_mut_ptr()) }
     }
 

@@ -1,5 +1,5 @@
-//! Questions that public sources leave open or answer differently. Each is a small job, outside of
-//! what is known to run on boards, and the answer is what the device does with it.
+//! Questions that public sources leave open or answer differently. Each is a small job that is
+//! not known to run on boards, and the answer is the device's reaction to the job.
 //!
 //! A job that a board does not end costs the driver's time-out, and a reset. The operands are small
 //! whole numbers, so sums are exact in every arithmetic.

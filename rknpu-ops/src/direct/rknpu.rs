@@ -85,7 +85,7 @@ fn task(address: u32) -> [u8; TASK_BYTES] {
 pub struct Rknpu {
     node: Box<dyn Node>,
     version: u32,
-    /// Logs once what takes the place of the driver's dma-bufs.
+    /// Logs once that the driver exports no dma-bufs, and whether those of the heap replace them.
     no_export: Once,
 }
 

@@ -1,4 +1,4 @@
-//! The functions under the vendor's names, for libraries that stand in the place of its own.
+//! The functions under the vendor's names, for libraries that replace the vendor's library.
 
 /// Exports the functions of [`Api`](crate::ffi::Api) under the vendor's names.
 ///

@@ -73,7 +73,7 @@ impl Traffic {
         })
     }
 
-    /// Notes the end of a call: `end` takes it away, and returns what is left.
+    /// Notes the end of a call: `end` subtracts it from `calls`, and returns the remaining number.
     fn end(&self, end: impl FnOnce(&AtomicUsize) -> usize) {
         let node = self.node.as_ref().map(|(node, turn)| (node, lock(turn)));
         let left = end(&self.calls);

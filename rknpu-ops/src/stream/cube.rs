@@ -4,7 +4,7 @@ use super::{ATOM_BYTES, Plan};
 use crate::layout::Elem;
 
 impl Plan {
-    /// Copies the rows of A into its cubes. Rows that fill a cube up keep what they have.
+    /// Copies the rows of A into its cubes. Rows that only fill a cube up are not written.
     ///
     /// # Panics
     /// If a length is not that of the layout or of [`Self::cube_bytes`].

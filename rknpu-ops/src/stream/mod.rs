@@ -4,9 +4,9 @@
 //! ```text
 //! C[M,N] = A[M,K] * B[K,N]
 //!    |
-//! [tile]      cuts it into tasks, each inside of what is known to run on boards
+//! [tile]      cuts it into tasks, each within the limits that are known to run on boards
 //! [cube]      copies operands and results that tasks cannot reach where they are
-//! [envelope]  says what that is, and refuses the rest by name
+//! [envelope]  has these limits, and refuses other tasks with the rule that they break
 //! [task]      one task: a convolution with a kernel of 1 x 1, as the values of all registers
 //! [register]  the registers; a word writes one of them: target << 48 | value << 16 | offset
 //! ```

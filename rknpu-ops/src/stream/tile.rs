@@ -1,7 +1,7 @@
 //! Cuts a product into tasks inside of the [envelope](super::envelope).
 //!
 //! ```text
-//! INT8 to INT32: lines, in place               the others: columns, each tile a cube of its own
+//! INT8 to INT32: lines, in place               the others: columns, each tile a separate cube
 //!
 //!        n0      n1                                   cube of A       columns      cube of C
 //!      +-------+-------+                            +-----------+   n0   n1       +-----------+
@@ -64,8 +64,8 @@ impl Plan {
     /// Cuts a product of `[m, k, n]` with native operands.
     ///
     /// # Errors
-    /// The rule that no cut can keep: K or N no multiple of what a tile has, or K too long for
-    /// results in FP16, which are not added up.
+    /// The rule that no cut can keep: K or N is not a multiple of the layout's unit, or K is too
+    /// long for results in FP16, which are not added up.
     pub fn new(arithmetic: Arithmetic, [m, k, n]: [usize; 3]) -> Result<Self, Outside> {
         let layout = arithmetic.layout;
         let in_lines = (layout.a.elem, layout.c.elem) == (Elem::I8, Elem::I32);

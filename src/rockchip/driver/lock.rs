@@ -313,7 +313,8 @@ fn nodes(places: &Places) -> Vec<PathBuf> {
     nodes
 }
 
-/// Opens what may be locked. It is neither created nor written to, and a FIFO does not block.
+/// Opens a file that may be locked. It is neither created nor written to, and a FIFO does not
+/// block.
 fn open(path: &Path, how: fn(&mut OpenOptions) -> &mut OpenOptions) -> io::Result<File> {
     how(File::options().read(true).write(true)).open(path)
 }

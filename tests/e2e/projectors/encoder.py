@@ -86,7 +86,7 @@ def convolution(name, shape, bias=None):
 
 
 def of_layers(prefix, count, tensors):
-    """Tensors that each layer has besides."""
+    """Tensors that each layer has in addition to those of `Layers`."""
     return {f"{prefix}.blk.{layer}.{name}": shape for layer in range(count) for name, shape in tensors.items()}
 
 

@@ -272,7 +272,7 @@ def yasa():
 
 
 def deepseek():
-    """Segment Anything's encoder of 64 x 64 patches, and one of what its convolutions leave."""
+    """Segment Anything's encoder of 64 x 64 patches, and one of the features that its convolutions return."""
     wide, window, sam = 128, 14, {}
     sam |= {"v.sam.pos_embd.weight": (64, 64, 64), **convolution("v.sam.patch_embd", (16, 16, 3, 64), (64,)),
             "v.sam.neck.0.weight": (1, 1, 64, 32), **norm("v.sam.neck.1", 32), "v.sam.neck.2.weight": (3, 3, 32, 32),

@@ -63,7 +63,7 @@ def pictures_of_speech():
 
 
 def conformer(wide, kernel, has_bias=True):
-    """What a layer of a conformer has besides: a second network, a convolution of each channel."""
+    """Tensors that a conformer's layer has in addition: a second network, a convolution of each channel."""
     found = linear("ffn_up_1", wide, HIDDEN, has_bias) | linear("ffn_down_1", HIDDEN, wide, has_bias)
     for name in ("ffn_norm", "ffn_norm_1", "norm_conv", "conv_norm"):
         found |= norm(name, wide, has_bias)

@@ -88,7 +88,7 @@ def main():
     with open(out, "wb") as file:
         for chunk in (chunk_at(chunks, i) for i in range(count)):
             if kind(chunk) in (IMAGE, AUDIO):
-                # A second time, with what the first one left behind.
+                # A second time, with the state that the first one left in the context and the device.
                 if encode(context, chunk) != 0 or encode(context, chunk) != 0:
                     sys.exit("the input was not computed")
                 file.write(ctypes.string_at(embeddings(context), 4 * width * tokens(chunk)))

@@ -1,5 +1,5 @@
-//! Finds what this machine lacks for its NPU, and prints one line for each finding: the fact, and
-//! the command to type.
+//! Finds drivers, permissions and settings that this machine lacks for its NPU, and prints one line
+//! for each finding: the fact, and the command to type.
 //!
 //! The kernel's files show which family of NPU the machine has. Each finding is a row of `LINES`,
 //! which the pages of docs/guide for the three kinds of device repeat.
@@ -78,7 +78,7 @@ pub(super) fn findings() -> Vec<String> {
     .findings()
 }
 
-/// The files that show what a machine has.
+/// The files that show the NPU, drivers and permissions of a machine.
 struct Machine<'a> {
     root: &'a Path,
     android: bool,

@@ -21,8 +21,8 @@ impl Counts {
         if arch >= 73 {
             return Self::recorded(arch);
         }
-        // Of V68 kernels were counted, and products without a matrix unit. V79 has qfloat, too:
-        // what surrounds a kernel takes as much there.
+        // On V68 only kernels and products without a matrix unit were counted. The code around a
+        // kernel takes as many packets on V79, which has qfloat, too.
         let (own, newer) = (Self::recorded(68), Self::recorded(79));
         let mut counts = Self::recorded(79);
         for (name, packets) in &mut counts.0 {

@@ -8,7 +8,7 @@
 //!   quantize each row to two digits of 8 bits             tasks of rows
 //!   for each step t in 0 ..= n_groups
 //!     fix scales of group t - 1                           in fixed point only: tasks of strips
-//!     copy       group t       DDR -> panels              beside the tasks
+//!     copy       group t       DDR -> panels              at the same time as the tasks
 //!     multiply   group t - 1   panels x rows -> results   tasks of neighbouring (strip, row)
 //!     write      group t - 1   results -> f32 rows, with the epilogue
 //!     swap the two buffers of panels

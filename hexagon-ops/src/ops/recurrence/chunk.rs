@@ -17,8 +17,8 @@
 //!
 //! 1. **Two halves.** FP16 alone would leave errors of 2^-11 in states that thousands of tokens
 //!    change, so matrices are two halves ([`crate::ops::halves`]). A product's two halves are an
-//!    operand of the next product, so that vector units touch only what comes from memory, goes
-//!    there, or is not a product; the state stays in halves from one chunk to the next.
+//!    operand of the next product, so that vector units touch only matrices that come from
+//!    memory, go there, or are not products; the state stays in halves from one chunk to the next.
 //! 2. **Transposed state.** The state has a row for each element of a key, so that products with it
 //!    take it as weights or results without moving it. It is transposed when the first chunk
 //!    begins, and after the last one.

@@ -226,7 +226,7 @@ struct WriteTiles<'a, 'r> {
     rows: &'a mut SharedColumns<'r>,
     /// The first row.
     first: usize,
-    /// Receives the largest of `from`, beside those that it has.
+    /// Holds the largest magnitude of each lane so far, which those of `from` may raise.
     largest: &'a mut Line,
 }
 
@@ -291,7 +291,7 @@ impl Writing<'_> {
                 largest: self.largest,
             });
         }
-        // Tiles that are not whole are written beside the result first.
+        // A tile that reaches beyond the result is written to `lines`; its part inside is copied.
         for strip in strip..self.count.div_ceil(TILE_DIM) {
             let start = strip * TILE_DIM;
             let elems: &mut [f32] = bytemuck::cast_slice_mut(&mut self.lines[..TILE_DIM]);

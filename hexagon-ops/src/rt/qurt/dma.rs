@@ -187,8 +187,8 @@ fn write(
     let descriptor = descriptor.as_mut_ptr();
     if let Some(words) = linear_words(shape, places) {
         let first = descriptor.cast::<[u32; LINEAR_WORDS]>();
-        // SAFETY: the first words of a descriptor; volatile, since the engine reads what is written
-        // here.
+        // SAFETY: the first words of a descriptor; volatile, since the DMA engine reads
+        // these words from memory.
         unsafe { first.write_volatile(words) };
         return Some(descriptor);
     }

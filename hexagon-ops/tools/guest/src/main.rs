@@ -154,7 +154,7 @@ fn compare_bytes() {
     let unmap = |at: *mut u8, bytes: usize| {
         let _ = unsafe { syscall(215, at as usize, bytes, 0) };
     };
-    // SAFETY: the closures map and unmap what they are asked for.
+    // SAFETY: the closures map and unmap as many bytes as they are asked for.
     if unsafe { bytes::run(&mut Output, map, unmap) }.is_err() {
         exit(4);
     }

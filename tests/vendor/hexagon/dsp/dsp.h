@@ -1,5 +1,6 @@
 // A process on the DSP, for the emulator's linux-user mode: freestanding C and
-// assembly, one file for each part of what a FastRPC shell and the chip offer.
+// assembly, one file for each group of functions of a FastRPC shell
+// or of the chip.
 
 #ifndef DSP_H
 #define DSP_H

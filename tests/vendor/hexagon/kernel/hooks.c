@@ -1,6 +1,7 @@
 // LD_PRELOAD library: provides the device nodes to an unmodified program.
 //
-//   /dev/fastrpc-cdsp      session_* of device.c; fastrpc-cdsp1 with the rule dsps=2
+//   /dev/fastrpc-cdsp      session_* of device.c
+//   /dev/fastrpc-cdsp1     the same for a second DSP, with the rule dsps=2
 //   /dev/dma_heap/system   shared memory, memfds
 //   other FastRPC nodes    are not there
 

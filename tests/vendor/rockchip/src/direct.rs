@@ -50,7 +50,8 @@ enum Change {
     NoExport {
         has_heap: bool,
     },
-    /// Objects of other address spaces than the first have an address of their own choice.
+    /// All objects of address spaces other than the first have the same address, as if each were in
+    /// a separate space.
     Spaces,
 }
 
@@ -168,7 +169,7 @@ fn try_board(change: Change) -> Result<Board, ggml_rust_npu::error::Error> {
     board_of(Kernel::strict(), change)
 }
 
-/// An emulated driver's node, the driver, and what is called.
+/// An emulated driver's node, the driver, and the record of the node's calls.
 fn node_of(kernel: Kernel, change: Change) -> (Emulated, Arc<Kernel>, Arc<Calls>) {
     let (kernel, calls) = (Arc::new(kernel), Arc::new(Calls::default()));
     let node = Emulated {

@@ -141,8 +141,8 @@ impl hvx::Kernel for QuantizeRow<'_> {
     }
 }
 
-/// Returns the factor of a row, a mask of all bits if an element is not finite, and what elements
-/// are multiplied by: the inverse of the factor.
+/// Returns the factor of a row, a mask of all bits if an element is not finite, and the
+/// multiplier of the row's elements: the inverse of the factor.
 #[inline(always)]
 fn factors(row: &[f32], most: f32) -> [Vector; 3] {
     let (fours, rest) = row.as_chunks::<TILE_DIM>().0.as_chunks::<4>();

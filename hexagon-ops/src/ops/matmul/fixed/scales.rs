@@ -4,7 +4,7 @@
 //! ```text
 //! E          = largest exponent of a column's scales
 //! scale      = ± mantissa (11 bits) · 2^(4 - bits) / 2^(E - exponent)       rounded
-//! column     = 2^(E - 29 + bits) · 2^15, f32: what a sum is multiplied by; NaN if a scale is not finite
+//! column     = 2^(E - 29 + bits) · 2^15, f32: the factor of the column's sums; NaN if a scale is not finite
 //! ```
 
 use super::Bits;

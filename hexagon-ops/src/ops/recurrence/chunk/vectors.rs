@@ -67,12 +67,12 @@ impl hvx::Kernel for LargestProduct<'_> {
     }
 }
 
-/// Splits rows of `L` lines: a tile for each 32 rows and each line, those of the same rows beside
-/// each other.
+/// Splits rows of `L` lines into halves: a tile for each 32 rows and each line. The `L` tiles of
+/// the same 32 rows follow each other.
 pub(in crate::ops) struct SplitRows<'a, const L: usize> {
     pub(in crate::ops) rows: StridedVectors<'a, L>,
     pub(in crate::ops) to: HalvesMut<'a>,
-    /// Receives the largest magnitudes, beside those that it has.
+    /// Holds the largest magnitude of each lane so far, which those of `rows` may raise.
     pub(in crate::ops) largest: &'a mut Line,
 }
 

@@ -1,5 +1,5 @@
 //! dma-bufs: memory of another driver is imported, that of the NPU is exported, each with syncs of
-//! dma-bufs around the CPU's accesses; and what takes their place.
+//! dma-bufs around the CPU's accesses; and the memory that a driver without exports uses instead.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -166,7 +166,7 @@ impl<'a> Neighbour<'a> {
     }
 }
 
-/// Two products with the same B, and what they are.
+/// The operands of two products with the same B, and the results.
 fn products() -> [(Operands, Vec<u8>); 2] {
     let mut numbers = Numbers::new(59);
     let first = Operands::random(MatmulType::F16_F16_F32, SHAPE, &mut numbers);

@@ -1,5 +1,5 @@
-//! Answers to what public sources leave open, from devices that compute all that registers say, and
-//! from those that refuse what no board is known to compute.
+//! Answers to the questions that public sources leave open, from devices that compute every job
+//! that registers describe, and from those that refuse jobs that no board is known to compute.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn answers(rknn: &Arc<Rknn>) -> BTreeMap<&'static str, String> {
     found
 }
 
-/// Answers over both drivers of a device that computes what registers say.
+/// Answers over both drivers of a device that computes every job that registers describe.
 const COMPUTED: [(&str, &str); 6] = [
     (
         "few_rows",

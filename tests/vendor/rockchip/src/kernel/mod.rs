@@ -6,8 +6,8 @@
 //!
 //! [`Rocket`] is Linux's driver for the same NPU.
 //!
-//! [`Kernel::strict`] also has caches, and a device that computes only what boards are known to
-//! compute.
+//! [`Kernel::strict`] also has caches, and a device that computes only jobs that boards are known
+//! to compute.
 
 mod ioctl;
 mod memory;
