@@ -1,4 +1,4 @@
-//! What differs between operating systems, in two halves with the same items: `unix.rs` and
+//! Differences between operating systems, in two halves with the same items: `unix.rs` and
 //! `windows.rs`. No other crate names a system, except in tests.
 //!
 //! | module | holds |

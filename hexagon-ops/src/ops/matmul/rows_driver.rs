@@ -273,7 +273,7 @@ fn fix_scales(
     });
 }
 
-/// What the products of a group read.
+/// Operands of the products of a group.
 struct Group<'a> {
     planes: &'a PanelPlanes,
     panels: &'a [Line],
