@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use crate::locks::{is_locked, lock, share, unlock};
 use crate::{NotHere, files, libraries, memory};
 
+#[expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 fn opened_twice() -> [File; 2] {
     let path = std::env::temp_dir().join(format!("npu-node-{}", std::process::id()));
     let open = || {
