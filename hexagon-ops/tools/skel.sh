@@ -21,6 +21,8 @@ lld=$(rustc "+$toolchain" --print target-libdir)/../bin/rust-lld
 "$lld" -flavor gnu -m hexagonelf -shared -soname "$name" -Bsymbolic --hash-style=sysv -z max-page-size=4096 -z norelro \
   --build-id=none --gc-sections --strip-debug -T "$here/skel.ld" --version-script "$here/skel.map" \
   -u ggml_rust_npu_skel_handle_invoke \
-  "$target_dir/hexagon-unknown-none-elf/release/libggml_rust_npu_skel.a" -o "$target_dir/$name"
-python3 "$here/skel.py" "$target_dir/$name"
+  "$target_dir/hexagon-unknown-none-elf/release/libggml_rust_npu_skel.a" -o "$target_dir/$name.$$"
+python3 "$here/skel.py" "$target_dir/$name.$$"
+# At once: another build of the same library must not find half of this one.
+mv "$target_dir/$name.$$" "$target_dir/$name"
 echo "$target_dir/$name"
