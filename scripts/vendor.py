@@ -246,10 +246,10 @@ PATIENT = {"GGML_RUST_NPU_TIMEOUT": "300"}
 
 
 def cost(parameters):
-    """Elements of a case's largest tensor, and products of a multiplication, from its parameters."""
+    """Elements of a case's largest tensor, and products of a multiplication or updates of a state, from its parameters."""
     elements = [math.prod(max(int(number), 1) for number in numbers.split(","))
                 for numbers in re.findall(r"\[([\d,]+)\]", parameters)]
-    named = dict(re.findall(r"\b(m|n|k|n_mats|hsk|nh|kv|nb)=(\d+)", parameters))
+    named = dict(re.findall(r"\b(m|n|k|n_mats|hsk|nh|kv|nb|head_count|head_size|n_seq_tokens|n_seqs)=(\d+)", parameters))
     return max(elements, default=1), math.prod(max(int(value), 1) for value in named.values())
 
 
