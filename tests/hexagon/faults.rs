@@ -184,22 +184,32 @@ fn an_allocator_is_made_ready_once_and_only_before_its_first_allocation() {
 #[test]
 fn one_lost_device_leaves_the_others_alone() {
     let broken = start(&format!("dsp:{}=hang", of_start().0 + 5)).unwrap();
-    let healthy = device();
     let mut numbers = Numbers::new(42);
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
-    let (bad, good) = (
-        buffer_with(&broken, &w, Place::Packed),
-        buffer_with(&healthy, &w, Place::Packed),
-    );
+    // The parts of a model on four NPUs, one after another; the third one is lost.
+    let devices = [device(), device(), Arc::clone(&broken), device()];
+    let parts = devices.map(|device| (buffer_with(&device, &w, Place::Packed), device));
+    let bad = &parts[2].0;
     let act = numbers.floats(64);
     let want = reference::mul_mat(&act, &w.values, 64);
-    let mut failed = false;
+    let mut errors = Vec::new();
     for _ in 0..20 {
-        failed |= mul_mat(&broken, &w, &bad, &act, [64, 1, 1, 1]).is_err();
-        let have = mul_mat(&healthy, &w, &good, &act, [64, 1, 1, 1]).unwrap();
-        assert!(reference::nmse(&have, &want) <= 1e-4);
+        for (buffer, device) in &parts {
+            match mul_mat(device, &w, buffer, &act, [64, 1, 1, 1]) {
+                Ok(have) => assert!(reference::nmse(&have, &want) <= 1e-4),
+                Err(error) => errors.push((device.npu().is_lost(), error.error.to_string())),
+            }
+        }
     }
-    assert!(failed && broken.npu().is_lost() && !healthy.npu().is_lost());
+    let lost = parts.each_ref().map(|(_, device)| device.npu().is_lost());
+    assert_eq!(lost, [false, false, true, false]);
+    // The first error names the cause, and the later ones are of the same device.
+    assert!(errors[0].1.contains("has not answered"), "{errors:?}");
+    assert!(
+        errors[1..]
+            .iter()
+            .all(|(is_lost, text)| *is_lost && text.contains("out of use"))
+    );
     // Bytes that were written to the lost device can still be read back.
     let mut bytes = vec![0; w.bytes.len()];
     bad.read(&w.tensor(0, Place::Packed), 0, &mut bytes)
