@@ -12,7 +12,7 @@
 //! on five rows. The number of rows of src1 decides between them, so that results do not depend on
 //! the division into tasks.
 //!
-//! Where there is a matrix unit, it multiplies several rows (`unit`).
+//! The matrix unit, if the chip has one, multiplies several rows (`unit`).
 //!
 //! Packed weights have other kernels ([`super::matmul`]). This one multiplies two computed tensors,
 //! as in attention without FLASH_ATTN_EXT, or a tensor with a Hadamard matrix.

@@ -9,8 +9,8 @@
 //!     vector units   join and write the products
 //! ```
 //!
-//! Where an operand or a product is so large that FP16 does not hold it, or so small that its low
-//! half is lost, the caller computes all products in FP32 instead.
+//! The caller computes all products in FP32 instead if an operand or a product is so large that
+//! FP16 does not hold it, or so small that its low half is lost.
 
 use super::{DEPTH, LANES, repeated_plane};
 use crate::hmx::{Form, MAX_DEEP, ScaleBlock};
